@@ -1,0 +1,25 @@
+"""fxamp: automatic mixed precision as a compiler pass.
+
+``fxamp.convert(model)`` gives a module that computes what ``torch.autocast`` computes, bit for bit, with
+every cast written in its graph.
+"""
+
+from fxamp.api import convert
+from fxamp.errors import CaptureError, FxampError, InvariantError, PolicyError
+from fxamp.policy import CastPolicy, Policy
+from fxamp.runtime.amp_module import AmpModule
+from fxamp.runtime.grad_scaler import GradScaler
+
+__all__ = [
+    "AmpModule",
+    "CaptureError",
+    "CastPolicy",
+    "FxampError",
+    "GradScaler",
+    "InvariantError",
+    "Policy",
+    "PolicyError",
+    "convert",
+]
+
+__version__ = "0.1.0"

@@ -1,0 +1,67 @@
+"""The public entry: ``convert``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from fxamp.policy import Policy
+from fxamp.runtime.amp_module import AmpModule
+from fxamp.runtime.runner import Options
+
+__all__ = ["convert"]
+
+
+def convert(
+    model: nn.Module | Callable[..., Any],
+    example_args: Sequence[Any] | None = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    device_type: str | None = None,
+    dtype: torch.dtype | None = None,
+    policy: Policy | None = None,
+    dynamic_shapes: Any = None,
+) -> AmpModule:
+    """*model*, as ``torch.autocast(device_type, dtype)`` would run it, with every cast written in a graph.
+
+    The model itself is not changed; the result shares its parameters.  Without example arguments the first
+    call captures; with them the call that they make is captured (not run) at once.
+
+    Args:
+        model: A module, or a plain function of tensors (a loss, say).
+        example_args: Positional arguments of a typical call.
+        example_kwargs: Keyword arguments of it.
+        device_type: ``"cuda"``, ``"cpu"``, ...; by default where the parameters are.
+        dtype: float16 or bfloat16; by default ``torch.get_autocast_dtype(device_type)``.
+        policy: Which operators are cast; by default ``Policy.native(device_type, dtype)``.
+        dynamic_shapes: ``None``: every size is symbolic where the model allows.  ``False``: sizes are those
+            of the call that was captured, other sizes are captured anew.
+
+    Raises:
+        PolicyError: The device type or dtype has no autocast, or, with example arguments, eager autocast
+            refuses an operator of the model.
+        TypeError: *model* is neither a module nor callable.
+
+    Example:
+        >>> amp = convert(nn.Linear(4, 2), dtype=torch.bfloat16)
+        >>> amp(torch.ones(3, 4)).dtype
+        torch.bfloat16
+    """
+    if not callable(model):
+        raise TypeError(f"convert takes an nn.Module or a function, not {type(model).__name__}")
+    if policy is None:
+        policy = Policy.native(device_type or _device_type_of(model), dtype)
+    amp = AmpModule(model, Options(policy, dynamic=dynamic_shapes is not False))
+    if example_args is not None or example_kwargs is not None:
+        amp.capture(*(example_args or ()), **(example_kwargs or {}))
+    return amp
+
+
+def _device_type_of(model: object) -> str:
+    if isinstance(model, nn.Module):
+        for tensor in (*model.parameters(), *model.buffers()):
+            return tensor.device.type
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,0 +1,218 @@
+"""Capture: run a callable's Python once on fake tensors and keep what reached the dispatcher.
+
+``capture`` needs nothing of the user's but the callable and the arguments of one call.  Afterwards
+modules, buffers and random states are as before.  A program is first captured with every size symbolic;
+where the model's Python cannot take symbolic sizes, once more with the sizes of the example.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from fxamp.capture.mirror import Mirror, Rebinding
+from fxamp.capture.recorder import Recorder, RecordingMode
+from fxamp.capture.sources import Place, Source, places_of
+from fxamp.capture.structure import Spec, flatten, unflatten
+from fxamp.capture.symbols import fake_input
+from fxamp.errors import CaptureError, PolicyError
+from fxamp.ir.regions import Region
+
+_LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
+
+__all__ = ["Captured", "capture", "plain_saved_tensors", "pre_dispatch_lock", "recording"]
+
+pre_dispatch_lock = threading.RLock()
+"""Torch keeps the stack of pre-dispatch modes once per process: one recording at a time."""
+
+
+@dataclass(frozen=True)
+class Captured:
+    """One recorded call.
+
+    Attributes:
+        graph: Inputs, then sources, then operators; the outputs are the result's tensors, then the
+            tensors that are put back into attributes.
+        region: The state of autocast that the call began in.
+        fakes: The mode that the fake tensors in ``node.meta["val"]`` live in.
+        sources: Where each ``get_attr`` node's tensor lives.
+        result: The structure of the result.
+        rebound: Where the trailing outputs go, one place each.
+        inputs: The fake inputs; the passes may still add guards on their sizes.
+        grad: Whether gradients were recorded at the start.
+        inference: Whether the call was made in inference mode.
+    """
+
+    graph: Graph
+    region: Region
+    fakes: FakeTensorMode
+    sources: dict[Node, Source]
+    result: Spec
+    rebound: tuple[Place, ...]
+    inputs: tuple[torch.Tensor, ...]
+    grad: bool
+    inference: bool
+
+
+def capture(
+    function: Callable[..., object] | nn.Module,
+    spec: Spec,
+    leaves: Sequence[torch.Tensor],
+    region: Region,
+    *,
+    dynamic: bool = True,
+) -> Captured:
+    """Record ``function(*args, **kwargs)`` as it runs in *region*.
+
+    Args:
+        function: A module or a plain function.
+        spec: The structure of ``(args, kwargs)``, from :func:`~fxamp.capture.structure.flatten`.
+        leaves: The tensors of the call, real ones.
+        region: The state of autocast around the call.
+        dynamic: Whether to try symbolic sizes first.
+
+    Raises:
+        CaptureError: The call cannot be recorded faithfully; says why.
+        PolicyError: Eager autocast refuses an operator of the call.
+    """
+    with pre_dispatch_lock, _quiet():
+        attempts = [True, False] if dynamic else [False]
+        failures: list[Exception] = []
+        for attempt in attempts:
+            try:
+                return _capture(function, spec, leaves, region, dynamic=attempt)
+            except PolicyError:
+                raise
+            except Exception as error:  # noqa: BLE001  whatever the user's Python raises on fake tensors
+                failures.append(error)
+        last = failures[-1]
+        if isinstance(last, CaptureError):
+            raise last
+        raise CaptureError(f"{type(last).__name__}: {last}") from last
+
+
+def _capture(
+    function: Callable[..., object] | nn.Module,
+    spec: Spec,
+    leaves: Sequence[torch.Tensor],
+    region: Region,
+    *,
+    dynamic: bool,
+) -> Captured:
+    fakes = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    places = places_of(function) if isinstance(function, nn.Module) else {}
+    recorder = Recorder(fakes, region, lambda tensor: _place(places, tensor))
+    mirror = None
+    if isinstance(function, nn.Module):
+        mirror = Mirror(function, recorder.modules.append, lambda: _pop(recorder.modules))
+        function = mirror.root
+    faked = [fake_input(fakes, leaf, dynamic=dynamic) for leaf in leaves]
+    args, kwargs = unflatten(spec, faked)
+    for fake, name in zip(faked, _input_names(function, args, kwargs), strict=True):
+        recorder.add_input(fake, name)
+    with _python_randomness_kept(), recording(recorder, region):
+        result = function(*args, **kwargs)
+        result_spec, outputs = flatten(result)
+        rebound = mirror.rebindings() if mirror else []
+        recorder.finish([*outputs, *(rebinding.tensor for rebinding in rebound)])
+    return Captured(
+        graph=recorder.graph,
+        region=region,
+        fakes=fakes,
+        sources=recorder.sources,
+        result=result_spec,
+        rebound=tuple(rebinding.place for rebinding in rebound),
+        inputs=tuple(faked),
+        grad=recorder.grad_at_entry,
+        inference=torch.is_inference_mode_enabled(),
+    )
+
+
+@contextmanager
+def recording(recorder: Recorder, region: Region) -> Iterator[None]:
+    """Everything that is called inside is recorded by *recorder*, in *region*, on fake tensors."""
+    with pre_dispatch_lock, ExitStack() as stack:
+        stack.enter_context(region.context())
+        if not recorder.concrete:
+            stack.enter_context(recorder.fakes)
+        stack.enter_context(enable_python_dispatcher())
+        stack.enter_context(RecordingMode(recorder.record))
+        yield
+
+
+def _input_names(function: Callable[..., object], args: Any, kwargs: Any) -> list[str]:
+    """A name for every tensor: its parameter's, numbered where one argument holds several."""
+    forward = function.forward if isinstance(function, nn.Module) else function
+    try:
+        named = list(inspect.signature(forward).bind(*args, **kwargs).arguments.items())
+    except (TypeError, ValueError):
+        named = [("args", args), ("kwargs", kwargs)]
+    names = []
+    for name, value in named:
+        count = len(flatten(value)[1])
+        names += [name] if count == 1 else [f"{name}_{index}" for index in range(count)]
+    expected = len(flatten((args, kwargs))[1])
+    return names if len(names) == expected else [f"input_{index}" for index in range(expected)]
+
+
+def _keep(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def plain_saved_tensors() -> torch.autograd.graph.saved_tensors_hooks:
+    """Keep hooks of the user's (a checkpoint around the call) away from the fake tensors."""
+    return torch.autograd.graph.saved_tensors_hooks(_keep, _keep)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch from logging each operator that a fake tensor refuses; the refusal is dealt with."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _place(places: dict[int, tuple[torch.Tensor, Place]], tensor: torch.Tensor) -> Place | None:
+    found = places.get(id(tensor))
+    return found[1] if found else None
+
+
+def _pop(modules: list[str]) -> None:
+    modules.pop()
+
+
+@contextmanager
+def _python_randomness_kept() -> Iterator[None]:
+    """Refuse a call that draws from ``random`` or ``numpy.random``: a graph would replay one draw."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        yield
+        if random.getstate() != python or not _same_state(np.random.get_state(), numpy):  # noqa: NPY002
+            raise CaptureError("forward draws from Python's or numpy's random numbers")
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+
+
+def _same_state(one: Any, other: Any) -> bool:
+    return bool(one[2] == other[2] and np.array_equal(one[1], other[1]))

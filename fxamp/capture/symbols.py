@@ -1,0 +1,178 @@
+"""Sizes that stay symbolic: from the inputs' sizes to nodes of the graph, and the guards on them.
+
+Inputs become fake tensors whose sizes are SymPy symbols.  When an operator gets a size that Python
+computed, ``SizeNodes`` writes the arithmetic into the graph; what Python *decided* from sizes (``if``,
+``range``, ``int``) is in the shape environment's guards, and ``shape_guard`` turns those into one
+function of the real sizes.  A call that fails it is captured again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import sympy
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import Graph, Node, Proxy
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.fx.proxy import GraphAppendingTracer
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.printers import PythonPrinter
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+from fxamp.ir.facts import size_of
+
+__all__ = ["Guard", "SizeNodes", "fake_input", "shape_guard"]
+
+SymbolicNumber = torch.SymInt | torch.SymFloat | torch.SymBool
+
+
+def fake_input(mode: FakeTensorMode, tensor: torch.Tensor, *, dynamic: bool) -> FakeTensor:
+    """A fake of *tensor*, with a symbol for every size if *dynamic*; its place in the gradient is kept.
+
+    Args:
+        mode: Where the fake lives.
+        tensor: An input of the call, any shape.
+        dynamic: Whether sizes are symbols (0 and 1 never are) or numbers.
+    """
+    plain = tensor.detach()
+    if dynamic and plain.layout == torch.strided:
+        context = StatelessSymbolicContext(
+            dynamic_sizes=[DimDynamic.DYNAMIC] * plain.dim(), constraint_sizes=[None] * plain.dim()
+        )
+        fake = mode.from_tensor(plain, static_shapes=False, symbolic_context=context)
+    else:
+        fake = mode.from_tensor(plain, static_shapes=True)
+    if not tensor.requires_grad:
+        return fake
+    fake.requires_grad_()
+    if tensor.is_leaf and not tensor._is_view():
+        return fake
+    with mode, torch.enable_grad():  # a clone is no leaf, as the input is none
+        return fake.clone()
+
+
+class _SizeTracer(GraphAppendingTracer):
+    """Writes arithmetic on sizes; such nodes hold no tensor."""
+
+    def create_node(self, *args: object, **kwargs: object) -> Node:
+        node = super().create_node(*args, **kwargs)
+        node.meta["fact"] = None
+        return node
+
+
+@dataclass
+class SizeNodes:
+    """Nodes for the symbolic numbers of one graph, each expression written once.
+
+    Attributes:
+        graph: Where the nodes go.
+        symbols: The node that holds the value of each symbol.
+    """
+
+    graph: Graph
+    symbols: dict[sympy.Symbol, Node] = field(default_factory=dict)
+    _written: dict[sympy.Basic, Node] = field(default_factory=dict)
+
+    def add_sizes_of(self, node: Node, fake: torch.Tensor) -> None:
+        """Note each symbol that is a size or stride of *fake*, which *node* stands for."""
+        if fake.layout != torch.strided:
+            return
+        queries = ((torch.ops.aten.sym_size.int, fake.shape), (torch.ops.aten.sym_stride.int, fake.stride()))
+        for query, sizes in queries:
+            for dim, size in enumerate(sizes):
+                symbol = size_of(size)
+                if isinstance(symbol, sympy.Symbol) and symbol not in self.symbols:
+                    self.symbols[symbol] = self._query(query, node, dim)
+                    self.symbols[symbol].meta["symbol"] = symbol
+                    self.symbols[symbol].meta["number"] = size
+
+    def _query(self, query: Callable[..., object], node: Node, dim: int) -> Node:
+        sized = self.graph.call_function(query, (node, dim))
+        sized.meta["fact"] = None
+        return sized
+
+    def bind(self, number: SymbolicNumber, node: Node) -> None:
+        """Note that *node* computes *number*, a symbol of its own (``x.item()``)."""
+        expr = number.node.expr
+        if isinstance(expr, sympy.Symbol):
+            self.symbols.setdefault(expr, node)
+
+    def node_for(self, number: SymbolicNumber) -> object:
+        """The node, or the plain number, that *number* is; writes the arithmetic if it is new."""
+        expr = number.node.expr
+        if expr.is_number or expr in (sympy.true, sympy.false):
+            return number.node.pytype(expr)
+        if expr not in self._written:
+            self._written[expr] = self._write(expr)
+            self._written[expr].meta["number"] = number
+        return self._written[expr]
+
+    def _write(self, expr: sympy.Basic) -> Node:
+        if expr in self.symbols:
+            return self.symbols[expr]
+        tracer = _SizeTracer(self.graph)
+        known = {symbol: Proxy(node, tracer) for symbol, node in self.symbols.items()}
+        missing = expr.free_symbols - known.keys()
+        if missing:
+            raise LookupError(f"no tensor has the size {sorted(map(str, missing))}")
+        return sympy_interp(PythonReferenceAnalysis, known, expr).node
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Whether a captured program serves inputs of given sizes.
+
+    Attributes:
+        conditions: What must hold, as Python text over ``s0, s1, ...`` style symbols, for people.
+        holds: The test itself, of the input tensors.
+    """
+
+    conditions: tuple[str, ...]
+    holds: Callable[[Sequence[torch.Tensor]], bool]
+
+
+def shape_guard(fakes: Sequence[torch.Tensor], env: ShapeEnv) -> Guard:
+    """The guard for a program captured on *fakes*; its conditions come from *env*.
+
+    Each size is a number that must come back, a new symbol, or a symbol seen before; each symbol has a
+    range; and every decision that Python or a kernel took from sizes is a condition.
+    """
+    reads, conditions = _sizes(fakes)
+    names = dict(reads)
+    for symbol, bounds in env.var_to_range.items():
+        if symbol in names.values() and bounds.lower.is_finite and bounds.lower > 0:
+            conditions.append(f"{symbol} >= {bounds.lower}")
+    for guard in env.guards:
+        expr = guard.expr
+        if expr.free_symbols and expr.free_symbols <= set(names.values()):
+            conditions.append(PythonPrinter().doprint(expr))
+    conditions = list(dict.fromkeys(conditions))
+    lines = [f"    {symbol} = {read}" for read, symbol in reads]
+    lines += [f"    if not ({condition}): return False" for condition in conditions]
+    code = "def holds(x):\n" + "\n".join([*lines, "    return True"])
+    scope: dict[str, Callable[[Sequence[torch.Tensor]], bool]] = {"math": __import__("math")}
+    exec(compile(code, "<shape guard>", "exec"), scope)  # noqa: S102
+    return Guard(tuple(conditions), scope["holds"])
+
+
+def _sizes(fakes: Sequence[torch.Tensor]) -> tuple[list[tuple[str, sympy.Symbol]], list[str]]:
+    """How to read each symbol from the inputs, and the equalities between sizes."""
+    reads: list[tuple[str, sympy.Symbol]] = []
+    conditions: list[str] = []
+    known: set[sympy.Symbol] = set()
+    for index, fake in enumerate(fakes):
+        queries = [("size", fake.shape)]
+        if fake.layout == torch.strided:
+            queries.append(("stride", fake.stride()))
+        for query, sizes in queries:
+            for dim, size in enumerate(sizes):
+                value, read = size_of(size), f"x[{index}].{query}({dim})"
+                if isinstance(value, sympy.Symbol) and value not in known:
+                    known.add(value)
+                    reads.append((read, value))
+                elif query == "size":
+                    conditions.append(f"{read} == {value}")
+    return reads, conditions
+

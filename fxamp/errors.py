@@ -1,0 +1,45 @@
+"""The exceptions of fxamp, one for each kind of failure.
+
+Every one is an ``FxampError`` and also the built-in exception that fits, so code that catches
+what ``torch.autocast`` raises (``RuntimeError``) keeps working.
+
+====================  ==================  ======================================
+``CaptureError``      ``RuntimeError``    the model cannot be captured as asked
+``PolicyError``       ``RuntimeError``    a policy forbids the call, or is not one
+``InvariantError``    ``AssertionError``  fxamp broke its own rules: report it
+====================  ==================  ======================================
+"""
+
+__all__ = ["CaptureError", "FxampError", "InvariantError", "PolicyError"]
+
+
+class FxampError(Exception):
+    """Base of everything that fxamp raises on its own account; never raised itself."""
+
+
+class CaptureError(FxampError, RuntimeError):
+    """Raised when a model cannot be turned into a graph in the way that the caller asked for.
+
+    For example: the arguments do not fit ``forward``, or an ``ExportedProgram`` is given where
+    gradients are needed.  The message names the place in the model and a way out.
+    """
+
+
+class PolicyError(FxampError, RuntimeError):
+    """Raised where the cast policy gives no valid program, or where a policy cannot be made.
+
+    Three cases, of which eager autocast raises the first two at the same call as a
+    ``RuntimeError``:
+
+    - an operator that the policy bans is called (``binary_cross_entropy`` on CUDA);
+    - a promoting operator gets floating dtypes that have no join under the policy;
+    - a policy is asked for a device type or a dtype that autocast does not support.
+    """
+
+
+class InvariantError(FxampError, AssertionError):
+    """Raised when a graph breaks a rule that holds between passes: a bug in fxamp.
+
+    Nothing in the user's model is at fault and nothing in it needs to change.  The message has
+    the node, the source line and both dtypes, which is what a bug report needs.
+    """

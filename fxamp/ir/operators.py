@@ -1,0 +1,99 @@
+"""Questions about operators that the dispatcher or the schema can answer."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from functools import lru_cache
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
+from torch.fx.node import Argument
+
+__all__ = [
+    "TO_DTYPE",
+    "arguments_in_order",
+    "is_composite",
+    "is_impure",
+    "is_inplace",
+    "is_to_dtype",
+    "operator_name",
+    "set_argument",
+    "tensor_arguments",
+]
+
+TO_DTYPE = torch.ops.aten.to.dtype
+
+
+def operator_name(target: object) -> str:
+    """``aten::conv2d.padding`` for an operator, the qualified name for anything else."""
+    if isinstance(target, OpOverload):
+        return str(target.name())
+    return str(getattr(target, "__qualname__", target))
+
+
+@lru_cache(maxsize=None)
+def is_composite(target: OpOverload) -> bool:
+    """Whether the C++ implementation is written in other operators, for autograd too."""
+    registered = torch._C._dispatch_has_kernel_for_dispatch_key
+    name = target.name()
+    own = ("CPU", "AutogradCPU", "Autograd")
+    return registered(name, "CompositeImplicitAutograd") and not any(registered(name, key) for key in own)
+
+
+@lru_cache(maxsize=None)
+def is_inplace(target: OpOverload) -> bool:
+    """Whether the operator writes to an argument (``add_``, ``out=``)."""
+    return bool(target._schema.is_mutable)
+
+
+@lru_cache(maxsize=None)
+def _is_random(target: OpOverload) -> bool:
+    return torch.Tag.nondeterministic_seeded in target.tags
+
+
+def is_impure(node: Node) -> bool:
+    """Whether *node* does more than return a value: it writes, draws random numbers or sets a mode."""
+    if node.op in ("placeholder", "output"):
+        return True
+    if node.op != "call_function":
+        return False
+    if isinstance(node.target, OpOverload):
+        return is_inplace(node.target) or _is_random(node.target)
+    module = getattr(node.target, "__module__", "")
+    return node.target is not operator.getitem and module not in ("_operator", "math", "torch")
+
+
+def is_to_dtype(node: Node) -> bool:
+    """Whether *node* is a cast and nothing else: ``x.to(dtype)``."""
+    return node.op == "call_function" and node.target is TO_DTYPE
+
+
+def arguments_in_order(node: Node) -> Iterator[tuple[torch.Argument, Argument]]:
+    """The schema's arguments with the values that *node* gives, in the order of the C++ signature."""
+    assert isinstance(node.target, OpOverload)
+    for index, argument in enumerate(node.target._schema.arguments):
+        if index < len(node.args):
+            yield argument, node.args[index]
+        elif argument.name in node.kwargs:
+            yield argument, node.kwargs[argument.name]
+
+
+def tensor_arguments(node: Node, *, optional: bool = True) -> Iterator[Argument]:
+    """Values of the arguments of type ``Tensor``, ``Tensor[]`` and, if *optional*, ``Tensor?``."""
+    wanted = {"Tensor", "List[Tensor]"} | ({"Optional[Tensor]"} if optional else set())
+    for argument, value in arguments_in_order(node):
+        if str(argument.type) in wanted:
+            yield value
+
+
+def set_argument(node: Node, name: str, value: Argument) -> None:
+    """Give *node*'s operator the argument *name*, wherever its schema has it."""
+    assert isinstance(node.target, OpOverload)
+    names = [argument.name for argument in node.target._schema.arguments]
+    index = names.index(name)
+    if index < len(node.args):
+        node.update_arg(index, value)
+    else:
+        node.update_kwarg(name, value)

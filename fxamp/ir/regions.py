@@ -1,0 +1,82 @@
+"""The autocast state that a node runs in.
+
+A captured graph marks each change of state with an ``enter_region`` node; the pass ``flatten-regions``
+moves the state onto the nodes (``node.meta["region"]``) and erases the marks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["Region", "enter_region", "no_autocast", "observe_region", "run_in_region"]
+
+
+@dataclass(frozen=True)
+class Region:
+    """One state of autocast for one device type.
+
+    Attributes:
+        device_type: Whose autocast it is: ``"cpu"``, ``"cuda"``, ...
+        enabled: Whether operators are cast at all.
+        dtype: The low precision dtype.
+        cache: Whether the casts of leaves are kept.
+    """
+
+    device_type: str
+    enabled: bool
+    dtype: torch.dtype
+    cache: bool = True
+
+    def context(self) -> torch.autocast:
+        """A context manager that puts eager autocast into this state."""
+        return torch.autocast(
+            self.device_type, dtype=self.dtype, enabled=self.enabled, cache_enabled=self.cache
+        )
+
+    def __str__(self) -> str:
+        state = self.dtype.abbr if self.enabled else "off"
+        return f"autocast({self.device_type}, {state}{'' if self.cache else ', no cache'})"
+
+
+def observe_region(device_type: str) -> Region:
+    """The state of autocast for *device_type* on this thread, now."""
+    return Region(
+        device_type,
+        torch.is_autocast_enabled(device_type),
+        torch.get_autocast_dtype(device_type),
+        torch.is_autocast_cache_enabled(),
+    )
+
+
+def enter_region(region: Region) -> None:
+    """The mark of a change of state in a captured graph; it does nothing when run."""
+
+
+def run_in_region(region: Region, operator: object, *args: object, **kwargs: object) -> object:
+    """Run an operator whose kernel consults autocast itself inside a real region."""
+    with region.context():
+        return operator(*args, **kwargs)  # type: ignore[operator]
+
+
+_DEVICE_TYPES = ("cpu", "cuda", "xpu", "mps", "mtia")
+
+
+@contextmanager
+def no_autocast() -> Iterator[None]:
+    """Switch autocast off on this thread, for every device type, without touching its weight cache.
+
+    ``torch.autocast(enabled=False)`` would count as a region, and leaving the outermost region clears the
+    process-wide cache of casts; switching the flags leaves a surrounding region of the user as it was.
+    """
+    enabled = [device for device in _DEVICE_TYPES if torch.is_autocast_enabled(device)]
+    for device in enabled:
+        torch.set_autocast_enabled(device, False)
+    try:
+        yield
+    finally:
+        for device in enabled:
+            torch.set_autocast_enabled(device, True)

@@ -1,0 +1,16 @@
+"""Cast policies: which operators autocast casts, to what, and why.
+
+================  ==================================================================
+``cast_policy``   the words: what an operator can want, and a row of the table
+``table``         the data: one row for each ATen overload that autocast intercepts
+``dispatcher``    what the installed torch registers
+``policy``        the value that passes ask: the table, filtered, for one device type
+``reentrant``     data: kernels that consult autocast themselves, below autograd
+================  ==================================================================
+"""
+
+from fxamp.policy.cast_policy import CastPolicy, OpRule
+from fxamp.policy.policy import Policy
+from fxamp.policy.table import REDISPATCHES
+
+__all__ = ["REDISPATCHES", "CastPolicy", "OpRule", "Policy"]

@@ -1,0 +1,149 @@
+"""The converted model: an ``nn.Module`` around the user's, with the same parameters under the same names."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+from fxamp.ir.regions import Region
+from fxamp.runtime.grad_scaler import GradScaler
+from fxamp.runtime.report import Report, report_on
+from fxamp.runtime.runner import Options, Runner
+
+__all__ = ["AmpModule"]
+
+_SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+
+
+class AmpModule(nn.Module):
+    """A model that runs as eager autocast would run it, with the casts written in its graphs.
+
+    Made by :func:`fxamp.convert`.  Parameters, buffers and child modules are the source model's own objects,
+    so an optimiser over either updates both; ``state_dict``, ``train``, ``to`` act on the source.  Attributes
+    that an ``nn.Module`` does not have are looked up on the source.
+
+    Each thread may call it at any time; an ambient autocast region has no influence on it.
+    """
+
+    def __init__(self, source: nn.Module | Callable[..., Any], options: Options) -> None:
+        self.__dict__["_function"] = source
+        self.__dict__["_source"] = source if isinstance(source, nn.Module) else nn.Module()
+        super().__init__()
+        for name in _SHARED:
+            self.__dict__[name] = self._source.__dict__[name]
+        self.__dict__["_options"] = options
+        self.__dict__["_runner"] = Runner(source, "", options)
+        policy = options.policy
+        self.__dict__["_region"] = Region(policy.device_type, enabled=True, dtype=policy.low)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What ``source(*args, **kwargs)`` gives under ``torch.autocast``, bit for bit."""
+        return self._runner(args, kwargs, self._region)
+
+    def capture(self, *args: Any, **kwargs: Any) -> None:
+        """Capture the program for a call without running it.
+
+        Raises:
+            PolicyError: Eager autocast refuses an operator of the call.
+        """
+        self._runner.capture(args, kwargs, self._region)
+
+    # --- what was decided ---------------------------------------------------------------------------
+
+    @cached_property
+    def scaler(self) -> GradScaler:
+        """The loss scaler for this model: enabled for float16, a no-op for bfloat16."""
+        policy = self._options.policy
+        return GradScaler(policy.device_type, enabled=policy.low is torch.float16)
+
+    @property
+    def graph_module(self) -> GraphModule:
+        """The rewritten graph that served the last call.
+
+        Raises:
+            LookupError: Nothing has been captured yet, or the model runs eagerly.
+        """
+        program = self._runner.last
+        if program is None:
+            raise LookupError(
+                "no graph has been captured\n  call the model once, or see amp.report() for why it runs eagerly"
+            )
+        return program.module
+
+    @property
+    def graph_modules(self) -> tuple[GraphModule, ...]:
+        """All rewritten graphs, of the model and of the children of eager pieces."""
+        return tuple(
+            program.module
+            for runner in self._runner.tree()
+            for programs in list(runner.programs.values())
+            for program in programs
+        )
+
+    @property
+    def eager_modules(self) -> tuple[str, ...]:
+        """Dotted paths of the modules whose Python runs eagerly, ``""`` for the model itself."""
+        return tuple(sorted(runner.path for runner in self._runner.tree() if runner.failures))
+
+    def report(self) -> Report:
+        """What was decided for every operator, and which pieces run eagerly and why."""
+        return report_on(self._runner)
+
+    # --- the model that this stands for -------------------------------------------------------------
+
+    @property
+    def training(self) -> bool:
+        """The training flag of the source."""
+        return bool(self._source.training)
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        """Set by ``nn.Module.__init__``; the source keeps its own flag until ``train`` is called."""
+
+    def train(self, mode: bool = True) -> AmpModule:  # noqa: FBT001, FBT002
+        """Put the source in training mode, by its own ``train``."""
+        self._source.train(mode)
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The source's ``state_dict``."""
+        return self._source.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The source's ``load_state_dict``."""
+        return self._source.load_state_dict(*args, **kwargs)
+
+    def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
+        """The source's modules; the root is this module."""
+        for name, module in self._source.named_modules(*args, **kwargs):
+            yield name, self if module is self._source else module
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> AmpModule:  # noqa: FBT001, FBT002
+        self._source._apply(fn, recurse)
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "_source" not in self.__dict__:
+                raise
+            return getattr(self._source, name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AmpModule:
+        copied = AmpModule(copy.deepcopy(self._function, memo), self._options)
+        memo[id(self)] = copied
+        return copied
+
+    def __reduce__(self) -> Any:
+        return AmpModule, (self._function, self._options)
+
+    def extra_repr(self) -> str:
+        """Which policy the model was converted under."""
+        return f"policy={self._options.policy}"

@@ -1,0 +1,48 @@
+"""The casts of weights that several programs share, where eager code runs between them.
+
+Eager autocast keeps one cast of a float32 leaf for the length of the outermost region.  One captured program
+does the same by itself; but where a model runs in pieces, the pieces share the casts of one call through
+the scope that the outermost call opens on its thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+__all__ = ["cast_scope", "keep_cast"]
+
+
+class _Scope(threading.local):
+    casts: dict[tuple[int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] | None = None
+
+
+_SCOPE = _Scope()
+
+
+@contextmanager
+def cast_scope() -> Iterator[None]:
+    """Share casts among the programs that run inside; the outermost scope of the thread counts."""
+    if _SCOPE.casts is not None:
+        yield
+        return
+    _SCOPE.casts = {}
+    try:
+        yield
+    finally:
+        _SCOPE.casts = None
+
+
+def keep_cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """*tensor* as *dtype*: the cast that this scope has already, or a new one that records gradients."""
+    casts = _SCOPE.casts
+    if casts is None:
+        return tensor.to(dtype)
+    key = (id(tensor), dtype)
+    if key not in casts:
+        with torch.enable_grad():
+            casts[key] = (tensor, tensor.to(dtype))
+    return casts[key][1]

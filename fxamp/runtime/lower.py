@@ -1,0 +1,176 @@
+"""From a graph to flat code: one Python function, a line an operator, no attribute look-ups.
+
+The function takes the inputs and the list of tensors that the graph's ``get_attr`` nodes stand for, calls
+builtins directly, and drops each value after its last use, as eager code that leaves a scope does.
+"""
+
+from __future__ import annotations
+
+import keyword
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+
+from fxamp.capture.recorder import set_grad_enabled
+from fxamp.ir.operators import TO_DTYPE
+from fxamp.runtime.direct_call import direct_call
+
+__all__ = ["FlatCode", "lower"]
+
+_CAST_METHODS = {torch.bfloat16: "bfloat16", torch.float16: "half", torch.float32: "float"}
+_ARITHMETIC = {operator.add: "+", operator.sub: "-", operator.mul: "*", operator.floordiv: "//"}
+
+_SIZES = {torch.ops.aten.sym_size.int: "size", torch.ops.aten.sym_stride.int: "stride"}
+
+
+@dataclass(frozen=True)
+class FlatCode:
+    """A lowered graph.
+
+    Attributes:
+        text: The source, for people.
+        run: ``run(inputs, tensors)`` gives the outputs as a tuple; *tensors* in the order of the graph's
+            ``get_attr`` nodes.
+    """
+
+    text: str
+    run: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], tuple[Any, ...]]
+
+
+def lower(graph: Graph, keep_cast: Callable[..., torch.Tensor] | None = None) -> FlatCode:
+    """Write *graph* as flat code.
+
+    Args:
+        graph: A graph that the verifier accepts.
+        keep_cast: Called as ``keep_cast(tensor, dtype)`` for the casts that eager keeps for the length of a
+            region; used where several programs run inside one region and share those casts.
+    """
+    writer = _Writer(graph, keep_cast)
+    text = writer.write()
+    scope = dict(writer.scope)
+    exec(compile(text, "<fxamp flat code>", "exec"), scope)  # noqa: S102
+    return FlatCode(text, scope["run"])
+
+
+@dataclass
+class _Writer:
+    graph: Graph
+    keep_cast: Callable[..., torch.Tensor] | None
+    scope: dict[str, Any] = field(default_factory=dict)
+    names: dict[Node, str] = field(default_factory=dict)
+    constants: dict[int, str] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+
+    def write(self) -> str:
+        last_uses = _last_uses(self.graph)
+        for node in self.graph.nodes:
+            self.names[node] = f"{node.name}_" if keyword.iskeyword(node.name) else node.name
+        inputs = [self.names[n] for n in self.graph.nodes if n.op == "placeholder"]
+        tensors = [self.names[n] for n in self.graph.nodes if n.op == "get_attr"]
+        for node in self.graph.nodes:
+            if node.op in ("placeholder", "get_attr"):
+                continue
+            self.lines.append(self._statement(node))
+            dead = [self.names[used] for used in last_uses.get(node, ())]
+            if dead and node.op != "output":
+                self.lines.append(f"del {', '.join(dead)}")
+        head = [f"{_tuple(names)} = {source}" for names, source in ((inputs, "inputs"), (tensors, "tensors")) if names]
+        return "def run(inputs, tensors):\n" + "\n".join(f"    {line}" for line in [*head, *self._body()]) + "\n"
+
+    def _body(self) -> list[str]:
+        if not any(node.target is set_grad_enabled for node in self.graph.nodes):
+            return self.lines
+        self.scope["is_grad_enabled"] = torch.is_grad_enabled
+        self.scope["set_grad_enabled"] = set_grad_enabled
+        inside = [f"    {line}" for line in self.lines]
+        return ["grad = is_grad_enabled()", "try:", *inside, "finally:", "    set_grad_enabled(grad)"]
+
+    def _statement(self, node: Node) -> str:
+        if node.op == "output":
+            return f"return {self._text(tuple(node.args[0]))}"  # type: ignore[arg-type]
+        if node.target is set_grad_enabled:
+            return f"set_grad_enabled({node.args[0]})"
+        call = self._call(node)
+        return f"{self.names[node]} = {call}" if node.users else call
+
+    def _call(self, node: Node) -> str:
+        if node.target is operator.getitem:
+            return f"{self._text(node.args[0])}[{node.args[1]}]"
+        if node.target in _SIZES:
+            return f"{self._text(node.args[0])}.{_SIZES[node.target]}({node.args[1]})"
+        if node.target in _ARITHMETIC and len(node.args) == 2:
+            one, other = (self._text(arg) for arg in node.args)
+            return f"({one} {_ARITHMETIC[node.target]} {other})"
+        if node.target is TO_DTYPE and "inserted" in node.meta:
+            return self._cast(node)
+        values = [self._text(arg) for arg in node.args]
+        values += [f"{key}={self._text(value)}" for key, value in node.kwargs.items()]
+        return f"{self._function(node)}({', '.join(values)})"
+
+    def _cast(self, node: Node) -> str:
+        value, dtype = node.args
+        if self.keep_cast is not None and node.meta.get("kept"):
+            self.scope["keep_cast"] = self.keep_cast
+            return f"keep_cast({self._text(value)}, {self._text(dtype)})"
+        assert isinstance(dtype, torch.dtype)
+        return f"{self._text(value)}.{_CAST_METHODS[dtype]}()"
+
+    def _function(self, node: Node) -> str:
+        target: Any = node.target
+        if isinstance(target, OpOverload):
+            args, kwargs = map_arg((node.args, node.kwargs), _kind)
+            target = direct_call(target, tuple(args), dict(kwargs)) or target
+        name = getattr(target, "__name__", "function").replace(".", "_")
+        return self._constant(target, name)
+
+    def _constant(self, value: Any, name: str) -> str:
+        if id(value) not in self.constants:
+            taken = {*self.scope, *self.names.values()}
+            while name in taken or keyword.iskeyword(name) or name in ("run", "inputs", "tensors", "grad"):
+                name = f"{name}_"
+            self.constants[id(value)] = name
+            self.scope[name] = value
+        return self.constants[id(value)]
+
+    def _text(self, value: Any) -> str:
+        if isinstance(value, Node):
+            return self.names[value]
+        if isinstance(value, tuple):
+            return _tuple([self._text(item) for item in value])
+        if isinstance(value, list):
+            return f"[{', '.join(self._text(item) for item in value)}]"
+        if value is None or type(value) in (bool, int, str):
+            return repr(value)
+        if type(value) is float and value == value and abs(value) != float("inf"):
+            return repr(value)
+        name = str(value).rpartition(".")[2] if isinstance(value, torch.dtype) else "constant"
+        return self._constant(value, name)
+
+
+def _kind(node: Node) -> Any:
+    """What stands for *node* when a builtin is probed: any tensor, or any number."""
+    if node.meta.get("fact") is not None:
+        return torch.Tensor
+    return float if isinstance(node.meta.get("number"), torch.SymFloat) else int
+
+
+def _tuple(names: Sequence[str]) -> str:
+    return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
+
+
+def _last_uses(graph: Graph) -> dict[Node, list[Node]]:
+    """For each node, the values that are not needed after it."""
+    seen: set[Node] = set()
+    last: dict[Node, list[Node]] = {}
+    for node in reversed(graph.nodes):
+        for used in node.all_input_nodes:
+            if used not in seen:
+                seen.add(used)
+                last.setdefault(node, []).append(used)
+    return last

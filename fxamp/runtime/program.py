@@ -1,0 +1,154 @@
+"""A program: one captured and rewritten call, ready to run, with the conditions under which it is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+from fxamp.capture.capture import Captured, capture, plain_saved_tensors
+from fxamp.capture.sources import Constant, Place
+from fxamp.capture.structure import Spec, unflatten
+from fxamp.capture.symbols import Guard, shape_guard
+from fxamp.ir.regions import Region, no_autocast
+from fxamp.passes import pipeline, run_passes
+from fxamp.policy import Policy
+from fxamp.runtime.lower import FlatCode, lower
+
+__all__ = ["Program", "build_program"]
+
+_any_autocast_enabled = torch._C._is_any_autocast_enabled
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """What serves the calls of one signature.
+
+    Attributes:
+        module: The rewritten graph; its attributes are the model's own tensors.
+        code: The flat code that is run.
+        guard: Which sizes it serves.
+        result: The structure of the result.
+        region: The state of autocast that it stands for.
+        kept: The tensors, by ``id``, of which one cast is kept for the length of a region.
+    """
+
+    module: GraphModule
+    code: FlatCode
+    guard: Guard
+    result: Spec
+    region: Region
+    kept: frozenset[int]
+    _slots: tuple[tuple[dict[str, torch.Tensor], str], ...]
+    _facts: tuple[list[bool], list[torch.dtype], list[torch.device]]
+    _write_back: tuple[tuple[dict[str, torch.Tensor], str], ...]
+    _single: bool = field(default=False)
+
+    def tensors(self) -> list[torch.Tensor] | None:
+        """The parameters, buffers and constants, read now; ``None`` if they are no longer what was captured."""
+        try:
+            tensors = [slots[name] for slots, name in self._slots]
+            requires_grad, dtypes, devices = self._facts
+            if (
+                [tensor.requires_grad for tensor in tensors] == requires_grad
+                and [tensor.dtype for tensor in tensors] == dtypes
+                and [tensor.device for tensor in tensors] == devices
+            ):
+                return tensors
+        except (KeyError, AttributeError):  # removed, or set to None
+            pass
+        return None
+
+    def run(self, leaves: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Any:
+        """The result of the call, in the structure that the model gives it."""
+        if _any_autocast_enabled():
+            with no_autocast():
+                outputs = self.code.run(leaves, tensors)
+        else:
+            outputs = self.code.run(leaves, tensors)
+        if self._single:
+            return outputs[0]
+        if self._write_back:
+            kept = len(outputs) - len(self._write_back)
+            for (slots, name), value in zip(self._write_back, outputs[kept:], strict=True):
+                slots[name] = value
+        return unflatten(self.result, outputs)
+
+
+def build_program(
+    function: Callable[..., object] | nn.Module,
+    spec: Spec,
+    leaves: Sequence[torch.Tensor],
+    region: Region,
+    policy: Policy,
+    *,
+    dynamic: bool = True,
+    keep_cast: Callable[..., torch.Tensor] | None = None,
+) -> Program:
+    """Capture one call, rewrite it under *policy* and lower it.
+
+    Args:
+        function: A module or a plain function.
+        spec: The structure of ``(args, kwargs)``.
+        leaves: The tensors of the call.
+        region: The state of autocast around it.
+        policy: Which operators are cast.
+        dynamic: Whether sizes are symbolic where the model allows.
+        keep_cast: See :func:`~fxamp.runtime.lower.lower`.
+
+    Raises:
+        CaptureError: The call cannot be recorded faithfully.
+        PolicyError: Eager autocast refuses an operator.
+        InvariantError: A pass is at fault.
+    """
+    with plain_saved_tensors():
+        captured = capture(function, spec, leaves, region, dynamic=dynamic)
+        module = _graph_module(captured, function)
+        run_passes(module, pipeline(captured, policy))
+    sources = [captured.sources[node] for node in module.graph.nodes if node.op == "get_attr"]
+    root = function if isinstance(function, nn.Module) else nn.Module()
+    slots = tuple(_slot(source, root) for source in sources)
+    tensors = [holder[name] for holder, name in slots]
+    module.recompile()
+    return Program(
+        module=module,
+        code=lower(module.graph, keep_cast),
+        guard=shape_guard(captured.inputs, captured.fakes.shape_env),
+        result=captured.result,
+        region=region,
+        kept=_kept(captured, module, root),
+        _slots=slots,
+        _facts=(
+            [tensor.requires_grad for tensor in tensors],
+            [tensor.dtype for tensor in tensors],
+            [tensor.device for tensor in tensors],
+        ),
+        _write_back=tuple((place.slot(root), place.name) for place in captured.rebound),
+        _single=captured.result == ("leaf",) and not captured.rebound,
+    )
+
+
+def _kept(captured: Captured, module: GraphModule, root: nn.Module) -> frozenset[int]:
+    casts = [node.args[0] for node in module.graph.nodes if node.meta.get("kept")]
+    slots = [_slot(captured.sources[node], root) for node in casts if node in captured.sources]
+    return frozenset(id(holder[name]) for holder, name in slots)
+
+
+def _slot(source: Place | Constant, root: nn.Module) -> tuple[dict[str, torch.Tensor], str]:
+    if isinstance(source, Constant):
+        return {"constant": source.tensor}, "constant"
+    return source.slot(root), source.name
+
+
+def _graph_module(captured: Captured, function: object) -> GraphModule:
+    """The recorded graph with the model's own tensors as attributes, under their own names."""
+    root = function if isinstance(function, nn.Module) else nn.Module()
+    attributes: dict[str, Any] = {}
+    for node, source in captured.sources.items():
+        holder, name = _slot(source, root)
+        attributes[str(node.target)] = holder[name]
+    return GraphModule(attributes, captured.graph, class_name="AmpGraph")

@@ -1,0 +1,137 @@
+"""What was decided: for every operator its rule and dtypes, in total the casts, and what stayed eager and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from torch.fx import Node
+
+from fxamp.ir.facts import Fact
+from fxamp.ir.operators import operator_name
+from fxamp.ir.regions import run_in_region
+from fxamp.ir.where import Where
+from fxamp.runtime.program import Program
+from fxamp.runtime.runner import Runner
+
+__all__ = ["EagerPiece", "OperatorRow", "Report", "report_on"]
+
+
+@dataclass(frozen=True)
+class OperatorRow:
+    """One operator of a graph.
+
+    Attributes:
+        program: Which graph, counted from 0.
+        node: Its name there.
+        op: ``aten::linear``, ...
+        where: Module path and source line.
+        rule: The cast policy that applied and why, ``""`` where autocast leaves the operator alone.
+        inputs: dtypes of its tensor arguments.
+        outputs: dtypes of its results.
+    """
+
+    program: int
+    node: str
+    op: str
+    where: Where
+    rule: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    def __str__(self) -> str:
+        types = f"{', '.join(self.inputs)} -> {', '.join(self.outputs)}"
+        return f"%{self.node}: {self.op}  {types}  {self.rule or 'no rule'}  ({self.where})"
+
+
+@dataclass(frozen=True)
+class EagerPiece:
+    """A module whose Python runs eagerly, inside a real autocast region."""
+
+    path: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path or 'the model'}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that ``amp.report()`` tells.
+
+    Attributes:
+        operators: One row an operator, casts left out.
+        casts: How many casts each graph makes a call.
+        eager: The pieces that are not in a graph.
+    """
+
+    operators: tuple[OperatorRow, ...]
+    casts: tuple[int, ...]
+    eager: tuple[EagerPiece, ...]
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Operators by cast policy, over all graphs; the empty key counts those without a rule."""
+        return dict(Counter(row.rule.split(":")[0] for row in self.operators))
+
+    def __str__(self) -> str:
+        lines = [str(row) for row in self.operators]
+        counts = ", ".join(f"{count} {rule or 'without a rule'}" for rule, count in sorted(self.totals.items()))
+        lines.append(f"{len(self.casts)} graphs, {sum(self.casts)} casts; operators: {counts or 'none'}")
+        lines += [f"eager: {piece}" for piece in self.eager]
+        return "\n".join(lines)
+
+
+def report_on(runner: Runner) -> Report:
+    """The report on *runner* and all runners below it."""
+    runners = runner.tree()
+    programs = [p for r in runners for served in list(r.programs.values()) for p in served]
+    return Report(
+        operators=tuple(row for index, program in enumerate(programs) for row in _rows(index, program)),
+        casts=tuple(_count_casts(program) for program in programs),
+        eager=tuple(
+            EagerPiece(r.path, reason) for r in runners for reason in dict.fromkeys(r.failures.values())
+        ),
+    )
+
+
+def _count_casts(program: Program) -> int:
+    return sum("inserted" in node.meta for node in program.module.graph.nodes)
+
+
+def _rows(index: int, program: Program) -> list[OperatorRow]:
+    return [
+        _row(index, node)
+        for node in program.module.graph.nodes
+        if node.op == "call_function" and node.meta.get("fact") is not None and _is_operator(node)
+    ]
+
+
+def _is_operator(node: Node) -> bool:
+    return "inserted" not in node.meta and operator_name(node.target) != "getitem"
+
+
+def _row(index: int, node: Node) -> OperatorRow:
+    target = node.args[1] if node.target is run_in_region else node.target
+    decision = node.meta.get("decision")
+    rule = f"{decision.rule.cast.value}: {decision.rule.why}" if decision is not None else ""
+    if node.target is run_in_region:
+        rule = "kept in a region: its kernel consults autocast itself"
+    return OperatorRow(
+        program=index,
+        node=node.name,
+        op=operator_name(target),
+        where=node.meta.get("where") or Where(),
+        rule=rule,
+        inputs=tuple(text for arg in node.all_input_nodes for text in _dtypes(arg.meta.get("fact"))),
+        outputs=_dtypes(node.meta.get("fact")),
+    )
+
+
+def _dtypes(facts: Any) -> tuple[str, ...]:
+    if isinstance(facts, Fact):
+        return (facts.dtype.abbr,)
+    if isinstance(facts, tuple):
+        return tuple(text for fact in facts for text in _dtypes(fact))
+    return ()

@@ -1,0 +1,25 @@
+"""The compiler, one file a pass, in the order in which they run; imported as ``fxamp.passes``.
+
+====  ======================  ===========================================================================
+ 1    ``flatten-regions``     rewrite: the state of autocast moves from marks onto the nodes
+ 2    ``expand-composites``   rewrite: composites that hide operators with a rule are opened
+ 3    ``propagate-dtypes``    analysis: every node has its dtype, as eager autocast would give it
+ 4    ``classify``            analysis: the policy's rule for every operator
+ 5    ``resolve-promotes``    analysis: the common dtype where inputs must agree
+ 6    ``insert-casts``        rewrite: the casts are written, in eager's places
+ 7    ``keep-reentrant``      rewrite: kernels that consult autocast themselves run in a real region
+ 8    ``fold-noop-casts``     clean-up: casts that change nothing go
+ 9    ``remove-dead-code``    clean-up: nodes that nobody reads go
+10    ``verify``              check: every dtype is the one recorded under eager autocast
+====  ======================  ===========================================================================
+
+A wrong cast is a wrong row in ``fxamp/policy`` (which rule), or a fault in 4-6 (what the rule does).
+Capture comes before (``fxamp/capture``), flat code and running after (``fxamp/runtime``).
+"""
+
+if __name__ == "passes":
+    raise ImportError("this folder is the package fxamp.passes: write `import fxamp.passes`")
+
+from fxamp.passes.pipeline import pipeline, run_passes
+
+__all__ = ["pipeline", "run_passes"]

@@ -1,0 +1,112 @@
+"""Decide for every operator what autocast does to its arguments.
+
+Before: nodes have facts and regions.
+After:  ``node.meta["decision"]`` says which rule applies and to which dtype arguments are cast; nodes
+        that autocast leaves alone have none.  Promoting operators are decided by ``resolve-promotes``.
+
+The rule for a tensor (ATen/autocast_mode.h, ``is_eligible`` and ``cached_cast``): it is cast if it lives on
+the policy's device type, is floating and is not float64.  Integers, complex, other devices: never.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Graph, Node
+
+from fxamp.errors import PolicyError
+from fxamp.ir.facts import Fact, fact_of_node
+from fxamp.ir.operators import arguments_in_order, tensor_arguments
+from fxamp.ir.where import locate
+from fxamp.passes.base import Pass
+from fxamp.policy import CastPolicy, OpRule, Policy
+
+__all__ = ["Classify", "Decision", "castable", "decide", "would_cast"]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What autocast does to one operator.
+
+    Attributes:
+        rule: The row of the table that says so.
+        target: The dtype its arguments are cast to, or computed in; ``None`` until promotion is resolved.
+    """
+
+    rule: OpRule
+    target: torch.dtype | None
+
+
+@dataclass(frozen=True)
+class Classify(Pass):
+    """Every node that a rule of the policy applies to has its decision."""
+
+    name: ClassVar[str] = "classify"
+    policy: Policy
+
+    def run(self, graph: Graph) -> bool:
+        changed = False
+        for node in graph.nodes:
+            if "decision" in node.meta:
+                continue
+            decision = decide(node, self.policy)
+            if decision is not None:
+                node.meta["decision"] = decision
+                changed = True
+        return changed
+
+
+def decide(node: Node, policy: Policy) -> Decision | None:
+    """The decision for *node* under *policy*; ``None`` where autocast leaves it alone.
+
+    Raises:
+        PolicyError: The operator is banned under autocast; has eager's text and the source line.
+    """
+    region = node.meta["region"]
+    if node.op != "call_function" or not isinstance(node.target, OpOverload) or not region.enabled:
+        return None
+    rule = policy.rule(node.target)
+    if rule is None:
+        return None
+    if rule.cast is CastPolicy.BANNED:
+        raise PolicyError(f"{node.target.name()} is unsafe to autocast, at {locate(node)}: {rule.why}")
+    if rule.cast is CastPolicy.LOWER_PRECISION_FP:
+        return Decision(rule, region.dtype)
+    if rule.cast is CastPolicy.PROMOTE:
+        return Decision(rule, None)
+    return Decision(rule, torch.float32)
+
+
+def castable(fact: Fact | None, policy: Policy) -> bool:
+    """Whether autocast may cast a tensor of this *fact*."""
+    return (
+        fact is not None
+        and fact.device.type == policy.device_type
+        and fact.dtype.is_floating_point
+        and fact.dtype is not torch.float64
+    )
+
+
+def would_cast(node: Node, policy: Policy) -> bool:
+    """Whether the operator of *node* has a rule and a tensor that the rule looks at."""
+    decision = decide(node, policy)
+    if decision is None:
+        return False
+    if decision.rule.cast is CastPolicy.FP32_SET_OPT_DTYPE:
+        return not has_dtype_argument(node) and castable(fact_of_node(node.args[0]), policy)
+    facts = [fact_of_node(item) for value in tensor_arguments(node) for item in _items(value)]
+    if decision.target is None or decision.rule.cast is CastPolicy.FP32_APPEND_DTYPE:
+        return any(castable(fact, policy) for fact in facts)
+    return any(castable(fact, policy) and fact.dtype is not decision.target for fact in facts if fact)
+
+
+def has_dtype_argument(node: Node) -> bool:
+    """Whether the call of *node* gives its ``dtype=``."""
+    return any(argument.name == "dtype" and value is not None for argument, value in arguments_in_order(node))
+
+
+def _items(value: object) -> list[object]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]

@@ -1,0 +1,209 @@
+"""Open the composite operators that hide operators with a rule, just far enough for those to show.
+
+Before: an operator without a rule, written in C++ in other operators (``einsum``, ``lstm``), is one node.
+After:  where autocast would cast inside it, its body stands in its place; all other composites stay whole.
+
+The body is recorded from the C++ implementation itself, in the node's own region, so what it does with
+dtypes inside is the dispatcher's answer, as for the rest of the graph.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import sympy
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, Node
+from torch.fx.node import map_aggregate, map_arg
+
+from fxamp.capture.capture import recording
+from fxamp.capture.recorder import Recorder
+from fxamp.errors import PolicyError
+from fxamp.ir.operators import is_composite
+from fxamp.passes.base import Pass
+from fxamp.passes.classify import would_cast
+from fxamp.passes.flatten_regions import FlattenRegions
+from fxamp.policy import Policy
+from fxamp.policy.reentrant import REENTRANT
+
+__all__ = ["ExpandComposites"]
+
+# Their C++ code picks an implementation by the kind of tensor (oneDNN or not), and a fake tensor is of
+# another kind; so the body is recorded on real tensors of the example's sizes, which become guards.
+_BY_BACKEND = frozenset(
+    {"aten::lstm.input", "aten::gru.input", "aten::rnn_tanh.input", "aten::rnn_relu.input"}
+)
+
+
+@dataclass(frozen=True)
+class ExpandComposites(Pass):
+    """No composite operator in an enabled region hides an operator that autocast would cast for.
+
+    Attributes:
+        policy: Whose rules.
+        fakes: The mode of the fake tensors in the graph.
+    """
+
+    name: ClassVar[str] = "expand-composites"
+    policy: Policy
+    fakes: FakeTensorMode
+
+    def run(self, graph: Graph) -> bool:
+        known: dict[Any, bool] = {}  # calls that were looked at: does anything inside get cast?
+        expanded = [self._expand(graph, node, known) for node in list(graph.nodes)]
+        return any(expanded)
+
+    def _expand(self, graph: Graph, node: Node, known: dict[Any, bool]) -> bool:
+        if not self._may_hide_rules(node):
+            return False
+        key = _call_key(node)
+        if known.get(key) is False:
+            return False
+        body = self._body(node, graph)
+        if body is None:  # what is inside stays unknown, so autocast itself must decide when it runs
+            node.meta["keep_region"] = True
+            return True
+        known[key] = self._open(body.graph, known)
+        if not known[key]:
+            return False
+        body.splice(graph, node)
+        return True
+
+    def _body(self, node: Node, graph: Graph) -> _Body | None:
+        assert isinstance(node.target, OpOverload)
+        for concrete in (True,) if node.target.name() in _BY_BACKEND else (False, True):
+            try:
+                return _Body.record(node, self.fakes, graph, concrete=concrete)
+            except PolicyError:
+                raise
+            except Exception:  # noqa: BLE001  whatever C++ code raises on tensors without values
+                continue
+        return None
+
+    def _open(self, graph: Graph, known: dict[Any, bool]) -> bool:
+        """Expand inside the body too; say whether anything in it gets cast."""
+        expanded = [self._expand(graph, inner, known) for inner in list(graph.nodes)]
+        casting = [would_cast(inner, self.policy) for inner in graph.nodes]
+        kept = [inner.target.name() in REENTRANT for inner in graph.nodes if isinstance(inner.target, OpOverload)]
+        return any(expanded) or any(casting) or any(kept)
+
+    def _may_hide_rules(self, node: Node) -> bool:
+        target = node.target
+        return (
+            node.op == "call_function"
+            and isinstance(target, OpOverload)
+            and node.meta["fact"] is not None
+            and bool(node.meta["region"].enabled)
+            and is_composite(target)
+            and self.policy.rule(target) is None
+            and target.name() not in REENTRANT
+        )
+
+
+def _call_key(node: Node) -> Any:
+    """Calls with equal keys run through the same body: operator, facts of tensors, other arguments."""
+
+    def described(value: Any) -> Any:
+        if isinstance(value, Node):
+            return str(value.meta.get("fact"))
+        return value
+
+    region = node.meta["region"]
+    return (node.target, region, repr(map_arg((node.args, node.kwargs), lambda n: described(n))))
+
+
+@dataclass
+class _Body:
+    """The recorded implementation of one composite call."""
+
+    graph: Graph
+    inputs: dict[Node, Node]  # placeholder in the body -> node outside
+
+    @staticmethod
+    def record(node: Node, fakes: FakeTensorMode, outer: Graph, *, concrete: bool) -> _Body:
+        assert isinstance(node.target, OpOverload)
+        recorder = Recorder(fakes, node.meta["region"], lambda tensor: None, concrete=concrete)
+        recorder.grad_at_entry = recorder.grad = node.meta["grad"]
+        inputs: dict[Node, Node] = {}
+        values: dict[Node, Any] = {}
+
+        def value_of(arg: Node) -> Any:
+            if arg not in values:
+                value = arg.meta.get("val", arg.meta.get("number"))
+                if isinstance(value, torch.Tensor):
+                    value = _concrete(value) if concrete else value
+                    inputs[recorder.add_input(value, arg.name)] = arg
+                values[arg] = value
+            return values[arg]
+
+        args, kwargs = map_arg((node.args, node.kwargs), value_of)
+        _share_sizes(recorder, outer, node, inputs)
+        if concrete:
+            args, kwargs = map_aggregate((args, kwargs), _number)
+        with ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(node.meta["grad"]))
+            stack.enter_context(torch.random.fork_rng(devices=[], enabled=concrete))
+            stack.enter_context(recording(recorder, node.meta["region"]))
+            result = node.target._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+            recorder.finish(list(result) if isinstance(result, (tuple, list)) else [result])
+        FlattenRegions(node.meta["region"], node.meta["grad"]).run(recorder.graph)
+        return _Body(recorder.graph, inputs)
+
+    def splice(self, graph: Graph, node: Node) -> None:
+        """Put the body in *node*'s place."""
+        copied: dict[Node, Node] = dict(self.inputs)
+        outputs: Any = ()
+        for inner in self.graph.nodes:
+            if inner.op == "placeholder":
+                continue
+            if inner.op == "output":
+                outputs = map_arg(inner.args[0], lambda n: copied[n])
+                break
+            with graph.inserting_before(node):
+                copied[inner] = graph.node_copy(inner, lambda n: copied[n])
+            copied[inner].meta["where"] = node.meta.get("where")
+            copied[inner].meta.setdefault("inside", node.target)
+        _replace(graph, node, outputs)
+
+
+def _share_sizes(recorder: Recorder, outer: Graph, until: Node, inputs: dict[Node, Node]) -> None:
+    """Let the body use the sizes that the graph around it has read."""
+    for node in outer.nodes:
+        if node is until:
+            return
+        symbol: sympy.Symbol | None = node.meta.get("symbol")
+        if symbol is not None and symbol not in recorder.sizes.symbols:
+            inner = recorder.graph.placeholder(node.name)
+            inner.meta["fact"] = None
+            recorder.sizes.symbols[symbol] = inner
+            inputs[inner] = node
+
+
+def _replace(graph: Graph, node: Node, outputs: Any) -> None:
+    if not isinstance(node.meta["fact"], tuple):
+        node.replace_all_uses_with(outputs[0])
+        graph.erase_node(node)
+        return
+    for user in list(node.users):  # getitem nodes: several results are always taken apart
+        item = outputs[user.args[1]]
+        user.replace_all_uses_with(item)
+        graph.erase_node(user)
+    graph.erase_node(node)
+
+
+def _concrete(fake: torch.Tensor) -> torch.Tensor:
+    """A real tensor of zeros like *fake*, of the example's sizes."""
+    shape = [int(size) for size in fake.shape]
+    real = torch.zeros(shape, dtype=fake.dtype, device=fake.device)
+    return real.requires_grad_(fake.requires_grad)
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, torch.SymInt):
+        return int(value)
+    return value
+

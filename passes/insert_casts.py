@@ -1,0 +1,162 @@
+"""Write the casts that eager autocast would make, each where eager autocast would make it.
+
+Before: decisions are made, and no cast of autocast is in the graph.
+After:  every argument has the dtype that its operator's decision asks for.
+
+Where a cast stands decides in which order gradients are added up, so the places are eager's own:
+
+* right before its consumer, the last argument first (GCC evaluates the arguments of the C++ wrapper from
+  right to left; the elements of one list go from left to right);
+* anew for every use of an activation;
+* once for a float32 leaf that requires grad (eager's weight cache), at its first use, and with gradients
+  recorded even inside ``no_grad`` (torch pull request 165068).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Graph, Node
+from torch.fx.node import Argument, map_arg
+
+from fxamp.capture.recorder import set_grad_enabled
+from fxamp.ir.facts import fact_of_node
+from fxamp.ir.operators import TO_DTYPE, arguments_in_order, set_argument
+from fxamp.passes.base import Pass
+from fxamp.passes.classify import Decision, castable, has_dtype_argument
+from fxamp.policy import CastPolicy, Policy
+from fxamp.policy.table import REDISPATCHES
+
+__all__ = ["InsertCasts"]
+
+_TENSORS = ("Tensor", "Optional[Tensor]", "List[Tensor]")
+_CASTING = (CastPolicy.LOWER_PRECISION_FP, CastPolicy.FP32, CastPolicy.PROMOTE)
+
+
+@dataclass(frozen=True)
+class InsertCasts(Pass):
+    """Every decision is carried out.
+
+    Attributes:
+        policy: Which tensors may be cast.
+        inference: Whether the graph runs in inference mode, where eager keeps no cast.
+    """
+
+    name: ClassVar[str] = "insert-casts"
+    policy: Policy
+    inference: bool = False
+
+    def run(self, graph: Graph) -> bool:
+        kept: dict[tuple[Node, torch.dtype], Node] = {}
+        changed = False
+        records_gradients = any(node.meta.get("grad") for node in graph.nodes)
+        for node in list(graph.nodes):
+            decision = node.meta.get("decision")
+            if decision is None or node.meta.get("carried_out"):
+                continue
+            node.meta["carried_out"] = True
+            writer = _Writer(graph, node, decision, self.policy, kept, self.inference, records_gradients)
+            changed |= writer.carry_out()
+        return changed
+
+
+@dataclass
+class _Writer:
+    graph: Graph
+    node: Node
+    decision: Decision
+    policy: Policy
+    kept: dict[tuple[Node, torch.dtype], Node]
+    inference: bool
+    records_gradients: bool
+
+    def carry_out(self) -> bool:
+        cast = self.decision.rule.cast
+        if cast is CastPolicy.FP32_SET_OPT_DTYPE:
+            return self._set_dtype()
+        if cast is CastPolicy.FP32_APPEND_DTYPE:
+            return self._append_dtype()
+        return self._cast_arguments() if cast in _CASTING else False
+
+    def _set_dtype(self) -> bool:
+        if has_dtype_argument(self.node) or not castable(fact_of_node(self.node.args[0]), self.policy):
+            return False
+        set_argument(self.node, "dtype", torch.float32)
+        return True
+
+    def _append_dtype(self) -> bool:
+        fact = fact_of_node(self.node.args[0])
+        if fact is None or not isinstance(self.node.target, OpOverload):
+            return False
+        overload = REDISPATCHES[self.node.target.name()].split(".")[-1]
+        values = [value for _, value in arguments_in_order(self.node)]
+        defaults = self.node.target._schema.arguments[len(values) :]
+        self.node.args = (*values, *(argument.default_value for argument in defaults))
+        self.node.target = getattr(self.node.target.overloadpacket, overload)
+        self.node.kwargs = {"dtype": torch.float32 if castable(fact, self.policy) else fact.dtype}
+        return True
+
+    def _cast_arguments(self) -> bool:
+        assert isinstance(self.node.target, OpOverload)
+        changed = False
+        for argument, value in reversed(list(arguments_in_order(self.node))):
+            if str(argument.type) not in _TENSORS:
+                continue
+            cast = map_arg_in_order(value, self._cast)
+            if cast is not value and cast != value:
+                set_argument(self.node, argument.name, cast)
+                changed = True
+        return changed
+
+    def _cast(self, value: Node) -> Node:
+        fact, target = fact_of_node(value), self.decision.target
+        assert target is not None
+        if fact is None or not castable(fact, self.policy) or fact.dtype is target:
+            return value
+        region = self.node.meta["region"]
+        if not (fact.leaf and fact.dtype is torch.float32 and target is region.dtype and region.cache):
+            return self._write(value, target, grad=self.node.meta["grad"])
+        if self.inference:
+            return self._write(value, target, grad=False)
+        if (value, target) not in self.kept:
+            self.kept[value, target] = self._write(value, target, grad=self.records_gradients)
+            self.kept[value, target].meta["kept"] = True
+        return self.kept[value, target]
+
+    def _write(self, value: Node, target: torch.dtype, *, grad: bool) -> Node:
+        switch = grad != self.node.meta["grad"]
+        with self.graph.inserting_before(self.node):
+            if switch:
+                self._set_grad(grad)
+            cast = self.graph.call_function(TO_DTYPE, (value, target))
+            if switch:
+                self._set_grad(not grad)
+        fact = fact_of_node(value)
+        assert fact is not None
+        cast.meta.update(
+            region=self.node.meta["region"],
+            grad=grad,
+            where=self.node.meta.get("where"),
+            fact=fact.cast_to(target),
+            inserted=self.decision,
+        )
+        cast._rename(f"{value.name}_{target.abbr}")
+        return cast
+
+    def _set_grad(self, enabled: bool) -> None:  # noqa: FBT001
+        node = self.graph.call_function(set_grad_enabled, (enabled,))
+        node.meta.update(region=self.node.meta["region"], grad=enabled, fact=None)
+
+
+def map_arg_in_order(value: Argument, function: object) -> Argument:
+    """``map_arg`` under a name that says what matters here: elements go from left to right."""
+    return map_arg(value, function)  # type: ignore[arg-type]
+
+
+def casts_of(nodes: Iterable[Node]) -> int:
+    """How many casts of autocast are among *nodes*."""
+    return sum("inserted" in node.meta for node in nodes)

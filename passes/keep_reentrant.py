@@ -1,0 +1,43 @@
+"""Run the kernels that consult autocast themselves inside a real region.
+
+Before: such an operator is a plain node, and would see no autocast when the graph runs.
+After:  it is called through ``run_in_region`` with the region it was captured in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch._ops import OpOverload
+from torch.fx import Graph, Node
+
+from fxamp.ir.regions import run_in_region
+from fxamp.passes.base import Pass
+from fxamp.policy import CastPolicy
+from fxamp.policy.reentrant import REENTRANT
+
+__all__ = ["KeepReentrant"]
+
+
+@dataclass(frozen=True)
+class KeepReentrant(Pass):
+    """Every operator in an enabled region whose kernel consults autocast runs inside that region."""
+
+    name: ClassVar[str] = "keep-reentrant"
+
+    def run(self, graph: Graph) -> bool:
+        changed = False
+        for node in graph.nodes:
+            if isinstance(node.target, OpOverload) and node.meta["region"].enabled and _consults(node):
+                node.args = (node.meta["region"], node.target, *node.args)
+                node.target = run_in_region
+                changed = True
+        return changed
+
+
+def _consults(node: Node) -> bool:
+    assert isinstance(node.target, OpOverload)
+    decision = node.meta.get("decision")
+    custom = decision is not None and decision.rule.cast is CastPolicy.CUDNN_RNN
+    return custom or node.target.name() in REENTRANT or "keep_region" in node.meta

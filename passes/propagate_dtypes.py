@@ -1,0 +1,85 @@
+"""Give every node its fact, by running operators on fake tensors.
+
+Before: nodes that a front end recorded have facts; others (from a graph that the user brought) may not.
+After:  every node has one.  ``run_on_fakes`` is also how the verifier sees what a rewritten graph gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+
+from fxamp.ir.facts import Fact, fact_of
+from fxamp.ir.regions import no_autocast
+from fxamp.passes.base import Pass
+
+__all__ = ["PropagateDtypes", "fresh_fake", "run_on_fakes"]
+
+
+@dataclass(frozen=True)
+class PropagateDtypes(Pass):
+    """Every node has a fact.
+
+    Attributes:
+        fakes: The mode of the fake tensors in the graph.
+    """
+
+    name: ClassVar[str] = "propagate-dtypes"
+    fakes: FakeTensorMode
+
+    def run(self, graph: Graph) -> bool:
+        missing = [node for node in graph.nodes if "fact" not in node.meta and node.op != "output"]
+        if not missing:
+            return False
+
+        def note(node: Node, value: object) -> None:
+            if "fact" not in node.meta:
+                node.meta["fact"] = fact_of(value)
+                node.meta.setdefault("val", value)
+
+        run_on_fakes(graph, self.fakes, note)
+        return True
+
+
+def run_on_fakes(graph: Graph, fakes: FakeTensorMode, see: Callable[[Node, object], None]) -> None:
+    """Run *graph* with autocast off on fresh fake inputs and call ``see(node, value)`` on each result."""
+    values: dict[Node, Any] = {}
+    grad = torch.is_grad_enabled()
+    try:
+        with no_autocast(), fakes:
+            for node in graph.nodes:
+                if node.op == "output":
+                    return
+                values[node] = _value(node, values)
+                see(node, values[node])
+    finally:
+        torch.set_grad_enabled(grad)
+
+
+def _value(node: Node, values: dict[Node, Any]) -> object:
+    if node.op in ("placeholder", "get_attr"):
+        return fresh_fake(node)
+    args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+    assert callable(node.target)
+    return node.target(*args, **kwargs)
+
+
+def fresh_fake(node: Node) -> object:
+    """A new fake tensor like the one that *node* stood for when it was captured."""
+    value, fact = node.meta.get("val", node.meta.get("number")), node.meta["fact"]
+    if not isinstance(value, torch.Tensor) or not isinstance(fact, Fact):
+        return value
+    fake = value.detach()
+    if not fact.requires_grad:
+        return fake
+    fake.requires_grad_()
+    if fact.leaf:
+        return fake
+    with torch.enable_grad():
+        return fake.clone()
