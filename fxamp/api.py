@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fxamp.capture.symbols import Sizes
 from fxamp.policy import Policy
 from fxamp.runtime.amp_module import AmpModule
 from fxamp.runtime.runner import Options
@@ -37,8 +38,10 @@ def convert(
         device_type: ``"cuda"``, ``"cpu"``, ...; by default where the parameters are.
         dtype: float16 or bfloat16; by default ``torch.get_autocast_dtype(device_type)``.
         policy: Which operators are cast; by default ``Policy.native(device_type, dtype)``.
-        dynamic_shapes: ``None``: every size is symbolic where the model allows.  ``False``: sizes are those
-            of the call that was captured, other sizes are captured anew.
+        dynamic_shapes: Which sizes one captured program serves.  By default all, where the model allows;
+            of inputs with more than three dimensions at first only the batch, and all once another
+            size is seen.  ``True``: all from the start; ``False``: those of the call that was captured;
+            else the structure that ``torch.export.export`` takes.
 
     Raises:
         PolicyError: The device type or dtype has no autocast, or, with example arguments, eager autocast
@@ -54,10 +57,18 @@ def convert(
         raise TypeError(f"convert takes an nn.Module or a function, not {type(model).__name__}")
     if policy is None:
         policy = Policy.native(device_type or _device_type_of(model), dtype)
-    amp = AmpModule(model, Options(policy, dynamic=dynamic_shapes is not False))
+    amp = AmpModule(model, Options(policy, *_sizes(dynamic_shapes)))
     if example_args is not None or example_kwargs is not None:
         amp.capture(*(example_args or ()), **(example_kwargs or {}))
     return amp
+
+
+def _sizes(dynamic_shapes: Any) -> tuple[Sizes, Any]:
+    if dynamic_shapes is None:
+        return Sizes.LEADING, None
+    if isinstance(dynamic_shapes, bool):
+        return (Sizes.ALL if dynamic_shapes else Sizes.FIXED), None
+    return Sizes.LEADING, dynamic_shapes
 
 
 def _device_type_of(model: object) -> str:

@@ -20,6 +20,6 @@ Capture comes before (``fxamp/capture``), flat code and running after (``fxamp/r
 if __name__ == "passes":
     raise ImportError("this folder is the package fxamp.passes: write `import fxamp.passes`")
 
-from fxamp.passes.pipeline import pipeline, run_passes
+from fxamp.passes.pipeline import build_pipeline, run_passes
 
-__all__ = ["pipeline", "run_passes"]
+__all__ = ["build_pipeline", "run_passes"]

@@ -8,8 +8,8 @@ Where a cast stands decides in which order gradients are added up, so the places
 * right before its consumer, the last argument first (GCC evaluates the arguments of the C++ wrapper from
   right to left; the elements of one list go from left to right);
 * anew for every use of an activation;
-* once for a float32 leaf that requires grad (eager's weight cache), at its first use, and with gradients
-  recorded even inside ``no_grad`` (torch pull request 165068).
+* once for a float32 leaf that requires grad (eager's weight cache, whose key is the tensor alone), at its
+  first use, and with gradients recorded even inside ``no_grad`` (torch pull request 165068).
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from torch.fx import Graph, Node
 from torch.fx.node import Argument, map_arg
 
 from fxamp.capture.recorder import set_grad_enabled
+from fxamp.errors import CaptureError
 from fxamp.ir.facts import fact_of_node
 from fxamp.ir.operators import TO_DTYPE, arguments_in_order, set_argument
+from fxamp.ir.where import locate
 from fxamp.passes.base import Pass
 from fxamp.passes.classify import Decision, castable, has_dtype_argument
 from fxamp.policy import CastPolicy, Policy
@@ -51,7 +53,7 @@ class InsertCasts(Pass):
     inference: bool = False
 
     def run(self, graph: Graph) -> bool:
-        kept: dict[tuple[Node, torch.dtype], Node] = {}
+        kept: dict[Node, Node] = {}
         changed = False
         records_gradients = any(node.meta.get("grad") for node in graph.nodes)
         for node in list(graph.nodes):
@@ -70,7 +72,7 @@ class _Writer:
     node: Node
     decision: Decision
     policy: Policy
-    kept: dict[tuple[Node, torch.dtype], Node]
+    kept: dict[Node, Node]
     inference: bool
     records_gradients: bool
 
@@ -122,10 +124,16 @@ class _Writer:
             return self._write(value, target, grad=self.node.meta["grad"])
         if self.inference:
             return self._write(value, target, grad=False)
-        if (value, target) not in self.kept:
-            self.kept[value, target] = self._write(value, target, grad=self.records_gradients)
-            self.kept[value, target].meta["kept"] = True
-        return self.kept[value, target]
+        if value not in self.kept:
+            self.kept[value] = self._write(value, target, grad=self.records_gradients)
+            self.kept[value].meta["kept"] = True
+        kept = fact_of_node(self.kept[value])
+        if kept is None or kept.dtype is not target:
+            raise CaptureError(
+                f"{locate(self.node)} asks for %{value.name} as {target}, and eager autocast gives the cast that "
+                f"it keeps since an outer region of another dtype\n  in the inner region:  cache_enabled=False"
+            )
+        return self.kept[value]
 
     def _write(self, value: Node, target: torch.dtype, *, grad: bool) -> Node:
         switch = grad != self.node.meta["grad"]
@@ -141,7 +149,7 @@ class _Writer:
             region=self.node.meta["region"],
             grad=grad,
             where=self.node.meta.get("where"),
-            fact=fact.cast_to(target),
+            fact=fact.cast_to(target, grad=grad),
             inserted=self.decision,
         )
         cast._rename(f"{value.name}_{target.abbr}")

@@ -20,10 +20,10 @@ from fxamp.passes.resolve_promotes import ResolvePromotes
 from fxamp.passes.verify import Verify
 from fxamp.policy import Policy
 
-__all__ = ["pipeline", "run_passes"]
+__all__ = ["build_pipeline", "run_passes"]
 
 
-def pipeline(captured: Captured, policy: Policy) -> tuple[Pass, ...]:
+def build_pipeline(captured: Captured, policy: Policy) -> tuple[Pass, ...]:
     """The passes that turn *captured* into the program that eager autocast would run under *policy*."""
     fakes = captured.fakes
     return (

@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
@@ -48,38 +54,70 @@ class PropagateDtypes(Pass):
 
 
 def run_on_fakes(graph: Graph, fakes: FakeTensorMode, see: Callable[[Node, object], None]) -> None:
-    """Run *graph* with autocast off on fresh fake inputs and call ``see(node, value)`` on each result."""
+    """Run *graph* with autocast off on fresh fake inputs and call ``see(node, value)`` on each result.
+
+    The fakes have the sizes of the example, which is many times faster than symbolic sizes and gives the
+    same dtypes; a graph whose sizes depend on data is run symbolically.
+    """
+    try:
+        _run(graph, FakeTensorMode(allow_non_fake_inputs=True), see, sized=True)
+    except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException):
+        _run(graph, fakes, see, sized=False)
+
+
+def _run(graph: Graph, mode: FakeTensorMode, see: Callable[[Node, object], None], *, sized: bool) -> None:
     values: dict[Node, Any] = {}
     grad = torch.is_grad_enabled()
     try:
-        with no_autocast(), fakes:
+        with no_autocast(), mode, enable_python_dispatcher():
             for node in graph.nodes:
                 if node.op == "output":
                     return
-                values[node] = _value(node, values)
+                values[node] = _value(node, values, sized=sized)
                 see(node, values[node])
     finally:
         torch.set_grad_enabled(grad)
 
 
-def _value(node: Node, values: dict[Node, Any]) -> object:
+def _value(node: Node, values: dict[Node, Any], *, sized: bool) -> object:
     if node.op in ("placeholder", "get_attr"):
-        return fresh_fake(node)
+        return fresh_fake(node, sized=sized)
     args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
     assert callable(node.target)
     return node.target(*args, **kwargs)
 
 
-def fresh_fake(node: Node) -> object:
-    """A new fake tensor like the one that *node* stood for when it was captured."""
+def fresh_fake(node: Node, *, sized: bool) -> object:
+    """A new fake tensor like the one that *node* stood for when it was captured.
+
+    Args:
+        node: An input or a source.
+        sized: Whether it has the sizes of the example (in the fake mode that is active), or symbolic ones.
+    """
     value, fact = node.meta.get("val", node.meta.get("number")), node.meta["fact"]
     if not isinstance(value, torch.Tensor) or not isinstance(fact, Fact):
         return value
-    fake = value.detach()
-    if not fact.requires_grad:
-        return fake
-    fake.requires_grad_()
-    if fact.leaf:
-        return fake
-    with torch.enable_grad():
-        return fake.clone()
+    with torch.inference_mode(mode=False):  # views of a tensor made in inference mode would not require grad
+        fake = _of_example_size(value) if sized else value.detach()
+        if not fact.requires_grad:
+            return fake
+        fake.requires_grad_()
+        if fact.leaf:
+            return fake
+        with torch.enable_grad():
+            return fake.clone()
+
+
+def _of_example_size(value: torch.Tensor) -> torch.Tensor:
+    if value.layout is not torch.strided:
+        raise DynamicOutputShapeException(None)  # type: ignore[arg-type]
+    shape, strides = (tuple(map(_hint, numbers)) for numbers in (value.shape, value.stride()))
+    return torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device)
+
+
+def _hint(number: int | torch.SymInt) -> int:
+    if isinstance(number, int):
+        return number
+    if not number.node.has_hint():
+        raise DynamicOutputShapeException(None)  # type: ignore[arg-type]
+    return int(number.node.hint)

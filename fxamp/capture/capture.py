@@ -24,11 +24,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from fxamp.capture.dynamic_shapes import symbolic_sizes
 from fxamp.capture.mirror import Mirror, Rebinding
 from fxamp.capture.recorder import Recorder, RecordingMode
 from fxamp.capture.sources import Place, Source, places_of
 from fxamp.capture.structure import Spec, flatten, unflatten
-from fxamp.capture.symbols import fake_input
+from fxamp.capture.symbols import Sizes, fake_input
 from fxamp.errors import CaptureError, PolicyError
 from fxamp.ir.regions import Region
 
@@ -73,8 +74,8 @@ def capture(
     spec: Spec,
     leaves: Sequence[torch.Tensor],
     region: Region,
-    *,
-    dynamic: bool = True,
+    sizes: Sizes = Sizes.LEADING,
+    dynamic_shapes: object = None,
 ) -> Captured:
     """Record ``function(*args, **kwargs)`` as it runs in *region*.
 
@@ -83,18 +84,20 @@ def capture(
         spec: The structure of ``(args, kwargs)``, from :func:`~fxamp.capture.structure.flatten`.
         leaves: The tensors of the call, real ones.
         region: The state of autocast around the call.
-        dynamic: Whether to try symbolic sizes first.
+        sizes: Which sizes are symbolic, where the model's Python can take that.
+        dynamic_shapes: The user's own choice of symbolic sizes, which goes before *sizes*.
 
     Raises:
         CaptureError: The call cannot be recorded faithfully; says why.
         PolicyError: Eager autocast refuses an operator of the call.
     """
     with pre_dispatch_lock, _quiet():
-        attempts = [True, False] if dynamic else [False]
+        attempts = [sizes] if sizes is Sizes.FIXED else [sizes, Sizes.FIXED]
         failures: list[Exception] = []
         for attempt in attempts:
             try:
-                return _capture(function, spec, leaves, region, dynamic=attempt)
+                symbolic = _symbolic(function, spec, leaves, attempt, dynamic_shapes)
+                return _capture(function, spec, leaves, region, symbolic)
             except PolicyError:
                 raise
             except Exception as error:  # noqa: BLE001  whatever the user's Python raises on fake tensors
@@ -110,8 +113,7 @@ def _capture(
     spec: Spec,
     leaves: Sequence[torch.Tensor],
     region: Region,
-    *,
-    dynamic: bool,
+    symbolic: list[list[bool]],
 ) -> Captured:
     fakes = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     places = places_of(function) if isinstance(function, nn.Module) else {}
@@ -120,11 +122,11 @@ def _capture(
     if isinstance(function, nn.Module):
         mirror = Mirror(function, recorder.modules.append, lambda: _pop(recorder.modules))
         function = mirror.root
-    faked = [fake_input(fakes, leaf, dynamic=dynamic) for leaf in leaves]
+    faked = [fake_input(fakes, leaf, sizes) for leaf, sizes in zip(leaves, symbolic, strict=True)]
     args, kwargs = unflatten(spec, faked)
     for fake, name in zip(faked, _input_names(function, args, kwargs), strict=True):
         recorder.add_input(fake, name)
-    with _python_randomness_kept(), recording(recorder, region):
+    with _python_randomness_kept(), _torch_randomness_kept(), recording(recorder, region):
         result = function(*args, **kwargs)
         result_spec, outputs = flatten(result)
         rebound = mirror.rebindings() if mirror else []
@@ -152,6 +154,18 @@ def recording(recorder: Recorder, region: Region) -> Iterator[None]:
         stack.enter_context(enable_python_dispatcher())
         stack.enter_context(RecordingMode(recorder.record))
         yield
+
+
+def _symbolic(
+    function: Callable[..., object],
+    spec: Spec,
+    leaves: Sequence[torch.Tensor],
+    sizes: Sizes,
+    dynamic_shapes: object,
+) -> list[list[bool]]:
+    if sizes is Sizes.FIXED or dynamic_shapes is None:
+        return [sizes.symbolic(leaf.dim()) for leaf in leaves]
+    return symbolic_sizes(dynamic_shapes, function, *unflatten(spec, leaves))
 
 
 def _input_names(function: Callable[..., object], args: Any, kwargs: Any) -> list[str]:
@@ -212,6 +226,31 @@ def _python_randomness_kept() -> Iterator[None]:
     finally:
         random.setstate(python)
         np.random.set_state(numpy)  # noqa: NPY002
+
+
+class _Untouchable:
+    """Stands for torch's default generator: the thread that made it may not read or set its state."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator, self._thread = generator, threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        if threading.get_ident() == self._thread:
+            raise CaptureError(f"forward reads or sets torch's random state ({name})")
+        return getattr(self._generator, name)
+
+
+@contextmanager
+def _torch_randomness_kept() -> Iterator[None]:
+    """Refuse a call that seeds torch or saves its random state: a graph draws, but cannot replay that."""
+    generator, seed = torch.random.default_generator, torch.initial_seed()
+    torch.random.default_generator = _Untouchable(generator)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.random.default_generator = generator
+    if torch.initial_seed() != seed:
+        raise CaptureError("forward seeds torch's random numbers")
 
 
 def _same_state(one: Any, other: Any) -> bool:

@@ -24,11 +24,12 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.fx.node import map_aggregate
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import TensorWeakRef
 
 from fxamp.capture.sources import Constant, Source
 from fxamp.capture.symbols import SizeNodes
 from fxamp.errors import CaptureError, PolicyError
-from fxamp.ir.facts import fact_of
+from fxamp.ir.facts import fact_of, is_cacheable_leaf
 from fxamp.ir.operators import is_inplace
 from fxamp.ir.regions import Region, enter_region, observe_region
 from fxamp.ir.where import where_now
@@ -106,6 +107,7 @@ class Recorder:
         self._hooks = saved_tensors_hooks()
         self._nodes: dict[int, Node] = {}
         self._alive: list[object] = []
+        self._latest: tuple[Node, int, TensorWeakRef] | None = None
         self._fake_of: dict[int, torch.Tensor] = {}
         self._real_of: dict[int, torch.Tensor] = {}
 
@@ -133,6 +135,7 @@ class Recorder:
 
     def finish(self, outputs: list[object]) -> None:
         """End the graph with *outputs*, in the gradient mode it began with."""
+        self._hold_latest()
         for value in outputs:
             if isinstance(value, torch.Tensor):
                 self._check_history(value)
@@ -144,9 +147,11 @@ class Recorder:
 
     def record(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Record the call of one operator and give its fake result."""
+        self._hold_latest()
         if func.name().startswith(_QUERIES):
             return func(*self._fake(args), **self._fake(kwargs))
         self._check_context()
+        _refuse_generators((*args, *kwargs.values()))
         if func in _LIFTS and not isinstance(args[0], FakeTensor):
             return self._record_literal(func, args[0])
         if func is torch.ops.aten.detach_.default and not args[0].requires_grad:
@@ -159,7 +164,10 @@ class Recorder:
         node = self._call_function(func, nodes[0], nodes[1])  # type: ignore[index]
         node.meta["where"] = where
         self._annotate(node, result)
-        return self._track_result(func, node, result)
+        tracked = self._track_result(func, node, result)
+        if self._nodes.get(id(result)) is node:
+            self._release(node, result)
+        return tracked
 
     def _call_function(self, func: OpOverload, args: Any, kwargs: Any) -> Node:
         name = func._schema.name.split("::")[-1]
@@ -196,7 +204,9 @@ class Recorder:
                 if is_inplace(func):
                     node.meta["fact"] = fact_of(result)
                 return real
-            self._track(result, node)
+            returns_argument = id(result) in self._nodes
+            if not returns_argument or is_inplace(func) and not is_cacheable_leaf(result):
+                self._track(result, node)  # else it is one node still, of which eager may keep a cast
         elif isinstance(result, _SYMBOLIC):
             self.sizes.bind(result, node)
         elif isinstance(result, (list, tuple)):
@@ -225,6 +235,28 @@ class Recorder:
             if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
                 self.sizes.add_sizes_of(node, tensor)
                 break
+
+    def _release(self, node: Node, result: object) -> None:
+        """Hold the newest *result* weakly until something else is recorded.
+
+        A factory (``torch.zeros``) gives its caller the tensor itself only if nobody else holds it, and a
+        copy that the recorder would not know otherwise (``make_variable`` in autograd/variable.h).
+        """
+        if isinstance(result, torch.Tensor) and node.meta.get("val") is result is self._alive[-1]:
+            self._alive.pop()
+            del node.meta["val"]
+            self._latest = (node, id(result), TensorWeakRef(result))
+
+    def _hold_latest(self) -> None:
+        if self._latest is None:
+            return
+        (node, identity, reference), self._latest = self._latest, None
+        tensor = reference()
+        if tensor is not None:
+            node.meta["val"] = tensor
+            self._alive.append(tensor)
+        else:  # nobody wants it, and its id may come back
+            del self._nodes[identity]
 
     def _annotate(self, node: Node, value: object) -> None:
         node.meta["fact"] = fact_of(value)
@@ -310,3 +342,9 @@ class Recorder:
             raise CaptureError(f"the custom autograd.Function {name} takes part in the gradient")
         if tensor.retains_grad:
             raise CaptureError("retain_grad() is called on a tensor inside forward")
+
+
+def _refuse_generators(values: tuple[Any, ...]) -> None:
+    for value in values:
+        if isinstance(value, torch.Generator) and value is not torch.default_generator:
+            raise CaptureError("a random generator of the model's own is used, which Python may seed anew")

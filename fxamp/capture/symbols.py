@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 import sympy
 import torch
@@ -23,23 +24,41 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from fxamp.ir.facts import size_of
 
-__all__ = ["Guard", "SizeNodes", "fake_input", "shape_guard"]
+__all__ = ["Guard", "SizeNodes", "Sizes", "fake_input", "shape_guard"]
 
 SymbolicNumber = torch.SymInt | torch.SymFloat | torch.SymBool
 
 
-def fake_input(mode: FakeTensorMode, tensor: torch.Tensor, *, dynamic: bool) -> FakeTensor:
-    """A fake of *tensor*, with a symbol for every size if *dynamic*; its place in the gradient is kept.
+class Sizes(Enum):
+    """Which sizes of the inputs are symbols; 0 and 1 never are."""
+
+    FIXED = "none: a program serves the sizes of its example"
+    LEADING = "all of a tensor with up to three dimensions, the batch of an image or a volume"
+    ALL = "all: spatial sizes too, which makes capture several times slower"
+
+    def symbolic(self, dimensions: int) -> list[bool]:
+        """For each of so many *dimensions*, whether its size is a symbol."""
+        if self is Sizes.LEADING and dimensions > _SEQUENCE:
+            return [True] + [False] * (dimensions - 1)
+        return [self is not Sizes.FIXED] * dimensions
+
+
+_SEQUENCE = 3  # batch, position, feature
+
+
+def fake_input(mode: FakeTensorMode, tensor: torch.Tensor, symbolic: Sequence[bool]) -> FakeTensor:
+    """A fake of *tensor* with symbols for some of its sizes; its place in the gradient is kept.
 
     Args:
         mode: Where the fake lives.
         tensor: An input of the call, any shape.
-        dynamic: Whether sizes are symbols (0 and 1 never are) or numbers.
+        symbolic: For each dimension, whether its size is a symbol.
     """
     plain = tensor.detach()
-    if dynamic and plain.layout == torch.strided:
+    if any(symbolic) and plain.layout == torch.strided:
         context = StatelessSymbolicContext(
-            dynamic_sizes=[DimDynamic.DYNAMIC] * plain.dim(), constraint_sizes=[None] * plain.dim()
+            dynamic_sizes=[DimDynamic.DYNAMIC if size else DimDynamic.STATIC for size in symbolic],
+            constraint_sizes=[None] * plain.dim(),
         )
         fake = mode.from_tensor(plain, static_shapes=False, symbolic_context=context)
     else:

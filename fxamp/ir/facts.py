@@ -40,9 +40,9 @@ class Fact:
     requires_grad: bool = False
     leaf: bool = False
 
-    def cast_to(self, dtype: torch.dtype) -> Fact:
-        """The fact of this value after a cast to *dtype*."""
-        return replace(self, dtype=dtype, leaf=False)
+    def cast_to(self, dtype: torch.dtype, *, grad: bool) -> Fact:
+        """The fact of this value after a cast to *dtype*, made with gradients recorded if *grad*."""
+        return replace(self, dtype=dtype, leaf=False, requires_grad=self.requires_grad and grad)
 
     def __str__(self) -> str:
         sizes = ", ".join(str(size) for size in self.shape)

@@ -25,6 +25,20 @@ __all__ = [
 
 TO_DTYPE = torch.ops.aten.to.dtype
 
+# They write to the running statistics that they are given, and their schemas do not say so.
+_WRITES_UNSAID = frozenset(
+    {
+        "aten::batch_norm",
+        "aten::instance_norm",
+        "aten::native_batch_norm",
+        "aten::cudnn_batch_norm",
+        "aten::miopen_batch_norm",
+        "aten::_batch_norm_impl_index",
+        "aten::batch_norm_gather_stats",
+        "aten::batch_norm_gather_stats_with_counts",
+    }
+)
+
 
 def operator_name(target: object) -> str:
     """``aten::conv2d.padding`` for an operator, the qualified name for anything else."""
@@ -60,7 +74,7 @@ def is_impure(node: Node) -> bool:
     if node.op != "call_function":
         return False
     if isinstance(node.target, OpOverload):
-        return is_inplace(node.target) or _is_random(node.target)
+        return is_inplace(node.target) or _is_random(node.target) or node.target.name() in _WRITES_UNSAID
     module = getattr(node.target, "__module__", "")
     return node.target is not operator.getitem and module not in ("_operator", "math", "torch")
 

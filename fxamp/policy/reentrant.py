@@ -29,6 +29,7 @@ _ROWS = (
     ("aten::roll",                           "cat of the two pieces"),
     ("aten::_linalg_det",                    "prod of the diagonal"),
     ("aten::_sparse_addmm",                  "addmm, which casts the sparse matrix too"),
+    ("aten::linalg_polar",                   "linalg_svd, which CPU autocast runs in float32"),
     ("aten::_linalg_slogdet",                "log and sum of the diagonal"),
 )
 # fmt: on

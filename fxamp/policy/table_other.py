@@ -79,6 +79,7 @@ REDISPATCHES: Mapping[str, str] = MappingProxyType(
     {
         "aten::norm.Scalar": "aten::norm.ScalarOpt_dtype",
         "aten::norm.ScalarOpt_dim": "aten::norm.ScalarOpt_dim_dtype",
+        "aten::norm.names_ScalarOpt_dim": "aten::norm.names_ScalarOpt_dim_dtype",
     }
 )
 """The overload with a ``dtype`` argument that stands in for each ``FP32_APPEND_DTYPE`` operator."""

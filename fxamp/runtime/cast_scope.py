@@ -17,7 +17,7 @@ __all__ = ["cast_scope", "keep_cast"]
 
 
 class _Scope(threading.local):
-    casts: dict[tuple[int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] | None = None
+    casts: dict[int, tuple[torch.Tensor, torch.Tensor]] | None = None
 
 
 _SCOPE = _Scope()
@@ -37,12 +37,14 @@ def cast_scope() -> Iterator[None]:
 
 
 def keep_cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """*tensor* as *dtype*: the cast that this scope has already, or a new one that records gradients."""
+    """*tensor* as *dtype*: the cast that this scope has already, or a new one that records gradients.
+
+    As in eager autocast the tensor alone is the key: asked for in another dtype, it comes in the first one.
+    """
     casts = _SCOPE.casts
     if casts is None:
         return tensor.to(dtype)
-    key = (id(tensor), dtype)
-    if key not in casts:
+    if id(tensor) not in casts:
         with torch.enable_grad():
-            casts[key] = (tensor, tensor.to(dtype))
-    return casts[key][1]
+            casts[id(tensor)] = (tensor, tensor.to(dtype))
+    return casts[id(tensor)][1]

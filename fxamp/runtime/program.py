@@ -13,11 +13,12 @@ from torch.fx import GraphModule
 from fxamp.capture.capture import Captured, capture, plain_saved_tensors
 from fxamp.capture.sources import Constant, Place
 from fxamp.capture.structure import Spec, unflatten
-from fxamp.capture.symbols import Guard, shape_guard
-from fxamp.ir.regions import Region, no_autocast
-from fxamp.passes import pipeline, run_passes
+from fxamp.capture.symbols import Guard, Sizes, shape_guard
+from fxamp.ir.regions import Region
+from fxamp.passes import build_pipeline, run_passes
 from fxamp.policy import Policy
 from fxamp.runtime.lower import FlatCode, lower
+from fxamp.runtime.watch import Slot, TensorWatch
 
 __all__ = ["Program", "build_program"]
 
@@ -43,30 +44,18 @@ class Program:
     result: Spec
     region: Region
     kept: frozenset[int]
-    _slots: tuple[tuple[dict[str, torch.Tensor], str], ...]
-    _facts: tuple[list[bool], list[torch.dtype], list[torch.device]]
-    _write_back: tuple[tuple[dict[str, torch.Tensor], str], ...]
+    _watch: TensorWatch
+    _write_back: tuple[Slot, ...]
     _single: bool = field(default=False)
 
     def tensors(self) -> list[torch.Tensor] | None:
         """The parameters, buffers and constants, read now; ``None`` if they are no longer what was captured."""
-        try:
-            tensors = [slots[name] for slots, name in self._slots]
-            requires_grad, dtypes, devices = self._facts
-            if (
-                [tensor.requires_grad for tensor in tensors] == requires_grad
-                and [tensor.dtype for tensor in tensors] == dtypes
-                and [tensor.device for tensor in tensors] == devices
-            ):
-                return tensors
-        except (KeyError, AttributeError):  # removed, or set to None
-            pass
-        return None
+        return self._watch.read()
 
     def run(self, leaves: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Any:
         """The result of the call, in the structure that the model gives it."""
         if _any_autocast_enabled():
-            with no_autocast():
+            with torch._C._DisableAutocast():
                 outputs = self.code.run(leaves, tensors)
         else:
             outputs = self.code.run(leaves, tensors)
@@ -86,7 +75,8 @@ def build_program(
     region: Region,
     policy: Policy,
     *,
-    dynamic: bool = True,
+    sizes: Sizes = Sizes.LEADING,
+    dynamic_shapes: object = None,
     keep_cast: Callable[..., torch.Tensor] | None = None,
 ) -> Program:
     """Capture one call, rewrite it under *policy* and lower it.
@@ -97,7 +87,8 @@ def build_program(
         leaves: The tensors of the call.
         region: The state of autocast around it.
         policy: Which operators are cast.
-        dynamic: Whether sizes are symbolic where the model allows.
+        sizes: Which sizes are symbolic where the model allows.
+        dynamic_shapes: The user's own choice of them, as for ``torch.export``.
         keep_cast: See :func:`~fxamp.runtime.lower.lower`.
 
     Raises:
@@ -106,13 +97,11 @@ def build_program(
         InvariantError: A pass is at fault.
     """
     with plain_saved_tensors():
-        captured = capture(function, spec, leaves, region, dynamic=dynamic)
+        captured = capture(function, spec, leaves, region, sizes, dynamic_shapes)
         module = _graph_module(captured, function)
-        run_passes(module, pipeline(captured, policy))
+        run_passes(module, build_pipeline(captured, policy))
     sources = [captured.sources[node] for node in module.graph.nodes if node.op == "get_attr"]
     root = function if isinstance(function, nn.Module) else nn.Module()
-    slots = tuple(_slot(source, root) for source in sources)
-    tensors = [holder[name] for holder, name in slots]
     module.recompile()
     return Program(
         module=module,
@@ -121,12 +110,7 @@ def build_program(
         result=captured.result,
         region=region,
         kept=_kept(captured, module, root),
-        _slots=slots,
-        _facts=(
-            [tensor.requires_grad for tensor in tensors],
-            [tensor.dtype for tensor in tensors],
-            [tensor.device for tensor in tensors],
-        ),
+        _watch=TensorWatch([_slot(source, root) for source in sources], root),
         _write_back=tuple((place.slot(root), place.name) for place in captured.rebound),
         _single=captured.result == ("leaf",) and not captured.rebound,
     )
@@ -138,7 +122,7 @@ def _kept(captured: Captured, module: GraphModule, root: nn.Module) -> frozenset
     return frozenset(id(holder[name]) for holder, name in slots)
 
 
-def _slot(source: Place | Constant, root: nn.Module) -> tuple[dict[str, torch.Tensor], str]:
+def _slot(source: Place | Constant, root: nn.Module) -> Slot:
     if isinstance(source, Constant):
         return {"constant": source.tensor}, "constant"
     return source.slot(root), source.name

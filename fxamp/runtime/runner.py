@@ -18,13 +18,14 @@ from torch import nn
 from torch.nn.parameter import UninitializedTensorMixin
 
 from fxamp.capture.structure import Spec, flatten
+from fxamp.capture.symbols import Sizes
 from fxamp.errors import CaptureError
 from fxamp.ir.regions import Region, observe_region
 from fxamp.policy import Policy
 from fxamp.runtime.cast_scope import cast_scope, keep_cast
 from fxamp.runtime.program import Program, build_program
 from fxamp.runtime.shadow import shadow_of
-from fxamp.runtime.watch import ModuleWatch
+from fxamp.runtime.watch import ModuleWatch, tensor_check
 
 __all__ = ["Options", "Runner"]
 
@@ -35,10 +36,17 @@ _ONE_TENSOR: Spec = (tuple, ((tuple, (_LEAF_SPEC,)), (dict, ())))
 
 @dataclass(frozen=True)
 class Options:
-    """How a model is converted: under which policy, and whether sizes are symbolic."""
+    """How a model is converted.
+
+    Attributes:
+        policy: Which operators are cast.
+        sizes: Which sizes are symbolic; once a signature is seen with other sizes, all are.
+        dynamic_shapes: The user's own choice of symbolic sizes, as for ``torch.export``.
+    """
 
     policy: Policy
-    dynamic: bool = True
+    sizes: Sizes = Sizes.LEADING
+    dynamic_shapes: Any = None
 
 
 class Runner:
@@ -66,6 +74,7 @@ class Runner:
         self.programs: dict[Any, list[Program]] = {}
         self.failures: dict[Any, str] = {}
         self.last: Program | None = None
+        self._latest: _Latest | None = None
         self._lock = threading.RLock()
         self._watch = ModuleWatch(function) if isinstance(function, nn.Module) else None
 
@@ -73,6 +82,15 @@ class Runner:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
         """The result of ``function(*args, **kwargs)`` in *region*."""
+        latest = self._latest
+        if latest and not kwargs and latest.is_like(args, region) and self._may_run(latest.program):
+            tensors = latest.program.tensors()
+            if tensors is not None:
+                return latest.program.run(args, tensors)
+        return self._call(args, kwargs, region)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
+        self._latest = None
         try:
             key, spec, leaves = self._sign(args, kwargs, region)
         except CaptureError as error:
@@ -85,14 +103,20 @@ class Runner:
                 return self._run_eagerly(args, kwargs, region)
             tensors = program.tensors()
             assert tensors is not None, "a fresh program does not fit the model it was captured from"
-        if self.path and not self.read_eagerly.isdisjoint(program.kept):
+        if not self._may_run(program):
             self.failures[key] = "eager code outside of this module uses its weights too"
             return self._run_eagerly(args, kwargs, region)
         self.last = program
+        if not kwargs and _are_plain(args):
+            self._latest = _Latest(args, region, self._watch, program)
         return program.run(leaves, tensors)
+
+    def _may_run(self, program: Program) -> bool:
+        return not self.path or self.read_eagerly.isdisjoint(program.kept)
 
     def capture(self, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> None:
         """Capture the program for a call, if there is none yet, and do not run it."""
+        self._latest = None
         key, spec, leaves = self._sign(args, kwargs, region)
         program, _ = self._find(key, leaves)
         self.last = program or self._capture(key, spec, leaves, region)
@@ -129,6 +153,9 @@ class Runner:
 
     def _capture(self, key: Any, spec: Spec, leaves: list[torch.Tensor], region: Region) -> Program | None:
         with self._lock:
+            program, _ = self._find(key, leaves)  # another thread may have been faster
+            if program is not None:
+                return program
             if key in self.failures or self._is_uninitialized():
                 return None
             try:
@@ -139,7 +166,8 @@ class Runner:
                     leaves,
                     region,
                     self.options.policy,
-                    dynamic=self.options.dynamic,
+                    sizes=self._sizes(key),
+                    dynamic_shapes=self.options.dynamic_shapes,
                     keep_cast=keep_cast if self.path else None,
                 )
             except CaptureError as error:
@@ -148,6 +176,10 @@ class Runner:
             programs = self.programs.get(key, [])
             self.programs[key] = [program, *programs[: _MOST_PROGRAMS - 1]]
             return program
+
+    def _sizes(self, key: Any) -> Sizes:
+        fixed = self.options.sizes is Sizes.FIXED
+        return Sizes.ALL if key in self.programs and not fixed else self.options.sizes
 
     def _refuse_hooks(self) -> None:
         if self._watch is not None and self._watch.hooked():
@@ -187,13 +219,53 @@ class Runner:
     def forget(self) -> None:
         """Drop what was captured: the module is not the one it was captured from."""
         with self._lock:
-            self.programs, self.failures, self.children, self.last = {}, {}, {}, None
+            self.programs, self.failures, self.children = {}, {}, {}
+            self.last, self._latest = None, None
             if isinstance(self.function, nn.Module):
                 self._watch = ModuleWatch(self.function)
 
     def tree(self) -> list[Runner]:
         """This runner and those of all eager pieces below it."""
         return [self, *(below for child in list(self.children.values()) for below in child.tree())]
+
+
+def _are_plain(args: tuple[Any, ...]) -> bool:
+    """Whether *args* are tensors without gradient, all different."""
+    return len(set(map(id, args))) == len(args) and all(
+        isinstance(arg, torch.Tensor) and not arg.requires_grad for arg in args
+    )
+
+
+class _Latest:
+    """The latest call, if its arguments were plain: a quick test whether the next is served by its program.
+
+    The test is stricter than signature and shape guard, it wants the same sizes and strides; but it is made
+    in C++.  Nearly all calls of a training or serving loop pass it.
+    """
+
+    def __init__(
+        self, args: tuple[torch.Tensor, ...], region: Region, watch: ModuleWatch | None, program: Program
+    ) -> None:
+        self.program = program
+        self._count = len(args)
+        self._alike = tensor_check(args)
+        self._region, self._watch = region, watch
+        self._modes = (torch.is_grad_enabled(), torch.is_inference_mode_enabled())
+        self._training = watch.training() if watch is not None else ()
+
+    def is_like(self, args: tuple[Any, ...], region: Region) -> bool:
+        """Whether a call with *args* in *region* is served by the same program."""
+        if len(set(map(id, args))) != self._count or len(args) != self._count or region != self._region:
+            return False
+        try:
+            if not self._alike(*args):
+                return False
+        except TypeError:  # not a tensor
+            return False
+        if (torch.is_grad_enabled(), torch.is_inference_mode_enabled()) != self._modes:
+            return False
+        watch = self._watch
+        return watch is None or (watch.intact() and watch.training() == self._training and not watch.hooked())
 
 
 def _describe(tensor: torch.Tensor) -> Any:

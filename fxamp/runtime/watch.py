@@ -1,18 +1,24 @@
 """What must not have changed in a module tree for a captured program to be right.
 
 Training flags select the program; a hook makes its module run eagerly; a module that was replaced makes
-every program stale.  All three are looked at on every call, so they are gathered once into flat lists.
+every program stale; a tensor of another dtype, device or size, or tied to others than before, makes one
+program stale.  All are looked at on every call, so they are gathered once into flat lists.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from operator import getitem, is_
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import is_
 
+import torch
 from torch import nn
+from torch._C._dynamo.guards import TensorGuards
 from torch.nn.modules import module as nn_module
 
-__all__ = ["ModuleWatch"]
+__all__ = ["ModuleWatch", "Slot", "TensorWatch", "tensor_check"]
+
+Slot = tuple[dict[str, torch.Tensor], str]
+"""Where a tensor is read from: the dict that holds it, and its name there."""
 
 _HOOKS = (
     "_forward_pre_hooks",
@@ -38,14 +44,10 @@ class ModuleWatch:
         named = list(root.named_modules())
         self._attributes = [module.__dict__ for _, module in named]
         self._paths = [path for path, _ in named]
-        edges = [
-            (module._modules, name, child)
-            for _, module in named
-            for name, child in module._modules.items()
-        ]
-        self._dicts = [edge[0] for edge in edges]
-        self._names = [edge[1] for edge in edges]
-        self._children = [edge[2] for edge in edges]
+        child_dicts = [attributes["_modules"] for attributes in self._attributes]
+        self._parents = [children for children in child_dicts if children]
+        self._childless = [children for children in child_dicts if not children]
+        self._children = [child for children in self._parents for child in children.values()]
         self._hooks = [attributes[name] for attributes in self._attributes for name in _HOOKS]
 
     def training(self) -> tuple[bool, ...]:
@@ -68,8 +70,75 @@ class ModuleWatch:
         return ", ".join(paths)
 
     def intact(self) -> bool:
-        """Whether every module still has the children it had."""
-        try:
-            return all(map(is_, map(getitem, self._dicts, self._names), self._children))
-        except KeyError:
+        """Whether every module still has the children that it had, and no others."""
+        if any(self._childless):
             return False
+        now = [child for children in self._parents for child in children.values()]
+        return len(now) == len(self._children) and all(map(is_, now, self._children))
+
+
+class TensorWatch:
+    """The tensors that a program reads, as they were when it was captured.
+
+    Args:
+        slots: Where the program reads them.
+        root: The module tree; the other places in it that held one of them must go on doing so.
+    """
+
+    def __init__(self, slots: Sequence[Slot], root: nn.Module) -> None:
+        self._slots = tuple(slots)
+        tensors = [holder[name] for holder, name in self._slots]
+        self._facts = [_facts(tensor) for tensor in tensors]
+        self._distinct = len(set(map(id, tensors)))
+        self._unchanged = tensor_check(tensors)
+        index_of = {id(tensor): index for index, tensor in enumerate(tensors)}
+        own = {(id(holder), name) for holder, name in self._slots}
+        self._ties = tuple(
+            (holder, name, index_of[id(holder[name])])
+            for holder, name in _slots_below(root)
+            if id(holder[name]) in index_of and (id(holder), name) not in own
+        )
+
+    def read(self) -> list[torch.Tensor] | None:
+        """The tensors, read now; ``None`` if they are no longer what was captured."""
+        try:
+            tensors = [holder[name] for holder, name in self._slots]
+            if not self._unchanged(*tensors):
+                if [_facts(tensor) for tensor in tensors] != self._facts:
+                    return None
+                self._unchanged = tensor_check(tensors)  # for the present state of autocast
+        except (KeyError, AttributeError, TypeError):  # removed, or set to None
+            return None
+        if len(set(map(id, tensors))) != self._distinct:
+            return None
+        if any(holder.get(name) is not tensors[index] for holder, name, index in self._ties):
+            return None
+        return tensors
+
+
+def _facts(tensor: torch.Tensor) -> object:
+    strides = tensor.stride() if tensor.layout is torch.strided else ()
+    return type(tensor), tensor.requires_grad, tensor.dtype, tensor.device, tensor.shape, strides
+
+
+def tensor_check(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """One test in C++, ``check(*others)``: where it is true, they are in all respects like *tensors*.
+
+    Class, dtype, device, layout, ``requires_grad``, sizes and strides.  It is false, too, where the state of
+    autocast or inference mode is not the present one.
+    """
+    if not tensors:
+        return lambda: True
+    try:
+        guards = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+    except RuntimeError:  # a layout without strides
+        return lambda *tensors: False
+    check: Callable[..., bool] = guards.check
+    return check
+
+
+def _slots_below(root: nn.Module) -> Iterator[Slot]:
+    for module in root.modules():
+        attributes = module.__dict__
+        for holder in (attributes["_parameters"], attributes["_buffers"], attributes):
+            yield from ((holder, name) for name, value in holder.items() if isinstance(value, torch.Tensor))

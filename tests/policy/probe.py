@@ -152,9 +152,11 @@ def _value(argument: Any, probes: dict[str, _Probe]) -> Any:
         return [probes[f"{name}[{i}]"] for i in range(2)]
     if argument.has_default_value():
         return argument.default_value
-    if kind.startswith("List"):
-        return [1]
-    return {"int": 1, "float": 1.0, "number": 1.0, "bool": False, "str": "a"}.get(kind)
+    # any text would do, but for the name of a dimension, whose type also says "str"
+    values = {"int": 1, "float": 1.0, "number": 1.0, "bool": False, "str": "dimname::a"}
+    if kind.startswith("List["):
+        return [values.get(kind[5:-1], 1)]
+    return values.get(kind)
 
 
 def _dtype_argument(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:

@@ -146,7 +146,8 @@ def test_training_with_inf_and_nan_at_chosen_steps_gives_torchs_bits(
         calls += [("backward", which, 0.5)] * accumulate
         calls += [("poison", which, value) for at, value in {2 + which: INF, 5: NAN}.items() if at == step]
         calls += [("unscale", which), ("clip", which)] if clip else []
-        calls += [("step", which), ("zero grad", which, step % 2)] + [("update",)] * which
+        calls += [("step", which, *[lambda: 2.0] * (step % 2)), ("zero grad", which, step % 2)]
+        calls += [("update",)] * which
     _check(maker, calls)
 
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from fxamp.runtime import grad_scaler
@@ -84,7 +84,7 @@ def test_a_fused_step_never_names_by_gradients_that_came_later(maker: str, end: 
     _iterate(scaler, optimizer, INF)
     if end != "accumulate":
         optimizer.zero_grad(set_to_none=end == "to none")
-    sum(each.sum() * NAN for each in optimizer.param_groups[0]["params"]).backward()
+    sum((each * NAN).sum() for each in optimizer.param_groups[0]["params"]).backward()
     assert scaler.last_step[optimizer] == StepOutcome(stepped=False, nonfinite=())
 
 
@@ -253,32 +253,47 @@ def test_a_low_scale_set_by_hand_has_not_fallen_until_it_falls(maker: str, how: 
         _scales(scaler, optimizer, [INF])
 
 
+class _Mail:
+    """Copies of the scale that reach the host when the test lets them."""
+
+    def __init__(self) -> None:
+        self.sent: list[float] = []
+        self.arrives = True
+
+    def send(self, scale: Tensor) -> tuple[Tensor, Callable[[], bool]]:
+        self.sent.append(scale.item())
+        return scale.clone(), lambda: self.arrives
+
+
+@pytest.fixture
+def mail(monkeypatch: pytest.MonkeyPatch) -> _Mail:
+    mail = _Mail()
+    monkeypatch.setattr(grad_scaler, "_send_to_host", mail.send)
+    return mail
+
+
 @pytest.mark.parametrize("maker", MAKERS)
-def test_a_copy_of_the_scale_that_reaches_the_host_late_warns_late(
-    maker: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arrived: list[int] = []
-    monkeypatch.setattr(grad_scaler, "_send_to_host", lambda scale: (scale.clone(), lambda: bool(arrived)))
+def test_a_copy_of_the_scale_that_reaches_the_host_late_warns_late(maker: str, mail: _Mail) -> None:
     scaler, optimizer = GradScaler("cpu", 4.0), _pair(maker)
-    arrived.append(1)
     _scales(scaler, optimizer, [INF])
-    arrived.clear()
-    assert _scales(scaler, optimizer, [INF, INF]) == [1.0, 0.5]  # the copy of 1.0 is on its way
-    arrived.append(1)
+    mail.arrives = False
+    assert _scales(scaler, optimizer, [INF, INF]) == [1.0, 0.5]
+    assert mail.sent == [4.0, 2.0, 1.0]  # no second copy while one is on its way
+    mail.arrives = True
     with pytest.warns(UserWarning, match=r"fell to 0\.25, .*: last those of weight"):
         _scales(scaler, optimizer, [INF])
 
 
 @pytest.mark.parametrize("maker", PLAIN)
-def test_a_late_warning_during_good_steps_still_names_the_last_bad_ones(
-    maker: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arrived = [1]
-    monkeypatch.setattr(grad_scaler, "_send_to_host", lambda scale: (scale.clone(), lambda: bool(arrived)))
+def test_a_late_warning_during_good_steps_still_names_the_last_bad_ones(maker: str, mail: _Mail) -> None:
     scaler, optimizer = GradScaler("cpu", 1.0), _pair(maker)
-    _scales(scaler, optimizer, [1.0])
-    arrived.clear()
+    mail.arrives = False
+    _iterate(scaler, optimizer, 1.0)
+    mail.arrives = True
+    scaler.update()
+    mail.arrives = False
     _scales(scaler, optimizer, [INF, 1.0])
-    arrived.append(1)
+    mail.arrives = True
     with pytest.warns(UserWarning, match=r"fell to 0\.5, .*: last those of weight"):
         _scales(scaler, optimizer, [1.0])
+    assert mail.sent == [1.0, 0.5]  # none for a step that was taken
