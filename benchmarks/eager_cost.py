@@ -59,7 +59,8 @@ class Block(nn.Module):
         q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)
         attended = nn.functional.scaled_dot_product_attention(q, k, v)
         x = x + self.out(attended.transpose(1, 2).reshape(batch, tokens, width))
-        return x + self.down(nn.functional.gelu(self.up(self.norm_2(x))))
+        raised: Tensor = self.down(nn.functional.gelu(self.up(self.norm_2(x))))
+        return x + raised
 
 
 def mlp(width: int = 64, depth: int = 10) -> nn.Module:

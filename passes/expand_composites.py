@@ -190,8 +190,7 @@ def _replace(graph: Graph, node: Node, outputs: Any) -> None:
         return
     for user in list(node.users):  # getitem nodes: several results are always taken apart
         item = outputs[user.args[1]]
-        user.replace_all_uses_with(item)
-        graph.erase_node(user)
+        _replace(graph, user, item if isinstance(item, (list, tuple)) else [item])
     graph.erase_node(node)
 
 

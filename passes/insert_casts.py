@@ -45,12 +45,10 @@ class InsertCasts(Pass):
 
     Attributes:
         policy: Which tensors may be cast.
-        inference: Whether the graph runs in inference mode, where eager keeps no cast.
     """
 
     name: ClassVar[str] = "insert-casts"
     policy: Policy
-    inference: bool = False
 
     def run(self, graph: Graph) -> bool:
         kept: dict[Node, Node] = {}
@@ -61,7 +59,7 @@ class InsertCasts(Pass):
             if decision is None or node.meta.get("carried_out"):
                 continue
             node.meta["carried_out"] = True
-            writer = _Writer(graph, node, decision, self.policy, kept, self.inference, records_gradients)
+            writer = _Writer(graph, node, decision, self.policy, kept, records_gradients)
             changed |= writer.carry_out()
         return changed
 
@@ -73,7 +71,6 @@ class _Writer:
     decision: Decision
     policy: Policy
     kept: dict[Node, Node]
-    inference: bool
     records_gradients: bool
 
     def carry_out(self) -> bool:
@@ -122,16 +119,14 @@ class _Writer:
         region = self.node.meta["region"]
         if not (fact.leaf and fact.dtype is torch.float32 and target is region.dtype and region.cache):
             return self._write(value, target, grad=self.node.meta["grad"])
-        if self.inference:
-            return self._write(value, target, grad=False)
         if value not in self.kept:
             self.kept[value] = self._write(value, target, grad=self.records_gradients)
             self.kept[value].meta["kept"] = True
         kept = fact_of_node(self.kept[value])
         if kept is None or kept.dtype is not target:
             raise CaptureError(
-                f"{locate(self.node)} asks for %{value.name} as {target}, and eager autocast gives the cast that "
-                f"it keeps since an outer region of another dtype\n  in the inner region:  cache_enabled=False"
+                f"{locate(self.node)} asks for %{value.name} as {target}, and eager autocast gives the cast "
+                "that it keeps since a region of another dtype\n  in the inner region:  cache_enabled=False"
             )
         return self.kept[value]
 

@@ -1,5 +1,8 @@
 """Run the kernels that consult autocast themselves inside a real region.
 
+They are those of ``fxamp/policy/reentrant.py``, and every operator from outside of torch's own library:
+what its kernel calls, or whether it has an autocast kernel of its own, only the dispatcher knows.
+
 Before: such an operator is a plain node, and would see no autocast when the graph runs.
 After:  it is called through ``run_in_region`` with the region it was captured in.
 """
@@ -40,4 +43,5 @@ def _consults(node: Node) -> bool:
     assert isinstance(node.target, OpOverload)
     decision = node.meta.get("decision")
     custom = decision is not None and decision.rule.cast is CastPolicy.CUDNN_RNN
-    return custom or node.target.name() in REENTRANT or "keep_region" in node.meta
+    foreign = node.target.namespace != "aten"
+    return custom or foreign or node.target.name() in REENTRANT or "keep_region" in node.meta

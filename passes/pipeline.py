@@ -32,7 +32,7 @@ def build_pipeline(captured: Captured, policy: Policy) -> tuple[Pass, ...]:
         PropagateDtypes(fakes),
         Classify(policy),
         ResolvePromotes(policy),
-        InsertCasts(policy, inference=captured.inference),
+        InsertCasts(policy),
         KeepReentrant(),
         FoldNoopCasts(),
         RemoveDeadCode(),

@@ -97,15 +97,14 @@ def fresh_fake(node: Node, *, sized: bool) -> object:
     value, fact = node.meta.get("val", node.meta.get("number")), node.meta["fact"]
     if not isinstance(value, torch.Tensor) or not isinstance(fact, Fact):
         return value
-    with torch.inference_mode(mode=False):  # views of a tensor made in inference mode would not require grad
-        fake = _of_example_size(value) if sized else value.detach()
-        if not fact.requires_grad:
-            return fake
-        fake.requires_grad_()
-        if fact.leaf:
-            return fake
-        with torch.enable_grad():
-            return fake.clone()
+    fake = _of_example_size(value) if sized else value.detach()
+    if not fact.requires_grad:
+        return fake
+    fake.requires_grad_()
+    if fact.leaf:
+        return fake
+    with torch.enable_grad():
+        return fake.clone()
 
 
 def _of_example_size(value: torch.Tensor) -> torch.Tensor:

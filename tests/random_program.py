@@ -105,7 +105,7 @@ class Model(nn.Module):
         self.register_buffer("count", torch.tensor(0))
 
     def forward(self, x: Tensor, other: Tensor, mask: Tensor, index: Tensor) -> Any:
-        """Run the program on *x* and *other* (``[rows, 8]``), *mask* (bool) and *index* (int64, ``[rows]``)."""
+        """Run the program on *x*, *other* and *mask* (bool), all ``[rows, 8]``, and *index* (``[rows]``)."""
         pool = [index, mask, other, x]
         self._run(self.program.steps, pool, x.shape[0])
         results = [_pick(pool, position) for position in self.program.returned]
@@ -154,7 +154,7 @@ def _own(x: Tensor) -> Tensor:
 
 
 def _square(x: Tensor) -> Tensor:
-    return x.unflatten(1, (2, 4))
+    return x.reshape(x.shape[0], 2, 4)
 
 
 def _classes(x: Tensor) -> Tensor:
@@ -179,6 +179,11 @@ def _update_weight(model: Model, x: Tensor) -> Tensor:
     return model.first(_single(x))  # type: ignore[no-any-return]
 
 
+def _scale_in_place(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return x.mul_(2)
+
+
 def _by_dtype(x: Tensor) -> Tensor:
     if x.dtype in (_F16, _BF16):
         return x.clamp(max=torch.finfo(x.dtype).max / 2)
@@ -192,13 +197,30 @@ def _assign_column(x: Tensor, y: Tensor) -> Tensor:
     return written
 
 
+def _attention(a: Tensor, b: Tensor, mask: Tensor | None) -> Tensor:
+    return F.scaled_dot_product_attention(_square(a), _square(b), _square(b), attn_mask=mask).flatten(1)
+
+
+def _batched(model: Model, a: Tensor, b: Tensor) -> Tensor:
+    return torch.baddbmm(b, a, model.second[:4, :4].expand(a.shape[0], 4, 4)).flatten(1)
+
+
+def _enlarge(x: Tensor) -> Tensor:
+    return F.interpolate(x.unsqueeze(1), scale_factor=2.0, mode="bilinear").flatten(1)
+
+
+def _multi_head(model: Model, query: Tensor, key: Tensor) -> Tensor:
+    attended: Tensor = model.attention(query, key, key)[0]
+    return attended.flatten(1)
+
+
 class _Double(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ARG004
+    def forward(ctx: Any, x: Tensor) -> Tensor:
         return x * 2
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:  # noqa: ARG004
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         return gradients[0] * 2
 
 
@@ -215,14 +237,14 @@ ON_ROWS: Mapping[str, Callable[[Model, Tensor, Tensor], Tensor]] = MappingProxyT
     "weight_as_it_is": lambda m, a, b: a * m.first.weight[0] + m.first.bias,
     "outer": lambda m, a, b: torch.bmm(_single(a).unsqueeze(2), _single(b).unsqueeze(1)).mean(1),
     "addmm": lambda m, a, b: torch.addmm(_single(b), _single(a), m.second),
-    "baddbmm": lambda m, a, b: torch.baddbmm(_square(_single(b)), _square(_single(a)), m.second[:4, :4].expand(a.shape[0], 4, 4)).flatten(1),
-    "matmul_nd": lambda m, a, b: torch.matmul(_square(_single(a)), _square(_single(b)).transpose(1, 2)).flatten(1),
+    "baddbmm": lambda m, a, b: _batched(m, _square(a), _square(b)),
+    "matmul_nd": lambda m, a, b: torch.matmul(_square(a), _square(b).transpose(1, 2)).flatten(1),
     "matmul_own": lambda m, a, b: torch.matmul(a, a.t()).sum(1, keepdim=True),
     "conv": lambda m, a, b: F.conv1d(_square(_single(a)), m.filters, padding=1).flatten(1),
     "conv_same": lambda m, a, b: F.conv1d(_square(_single(a)), m.filters, padding="same").flatten(1),
-    "attention": lambda m, a, b: F.scaled_dot_product_attention(_square(a), _square(b), _square(b)).flatten(1),
-    "attention_masked": lambda m, a, b: F.scaled_dot_product_attention(_square(a), _square(a), _square(a), attn_mask=torch.zeros(2, 2)).flatten(1),
-    "multi_head": lambda m, a, b: m.attention(_square(_single(a)), _square(_single(b)), _square(_single(b)))[0].flatten(1),
+    "attention": lambda m, a, b: _attention(a, b, None),
+    "attention_masked": lambda m, a, b: _attention(a, b, torch.zeros(2, 2)),
+    "multi_head": lambda m, a, b: _multi_head(m, _square(_single(a)), _square(_single(b))),
     "recurrent": lambda m, a, b: m.recurrent(_square(_single(a)))[0].flatten(1),
 
     # composites that hide operators with a rule
@@ -239,7 +261,7 @@ ON_ROWS: Mapping[str, Callable[[Model, Tensor, Tensor], Tensor]] = MappingProxyT
     "bce_logits": lambda m, a, b: F.binary_cross_entropy_with_logits(a, b.sigmoid().detach().to(a.dtype)),
     "normalize": lambda m, a, b: F.normalize(a, dim=1),
     "interpolate": lambda m, a, b: F.interpolate(a.unsqueeze(1), size=16, mode="linear").squeeze(1),
-    "interpolate_2d": lambda m, a, b: F.interpolate(_square(a).unsqueeze(1), scale_factor=2.0, mode="bilinear").flatten(1),
+    "interpolate_2d": lambda m, a, b: _enlarge(_square(a)),
     "pad_reflect": lambda m, a, b: F.pad(_square(a), (1, 1), mode="reflect").flatten(1),
     "embedding": lambda m, a, b: m.embedding(_classes(a)),
     "pairwise": lambda m, a, b: F.pairwise_distance(a, b).unsqueeze(1),
@@ -252,7 +274,7 @@ ON_ROWS: Mapping[str, Callable[[Model, Tensor, Tensor], Tensor]] = MappingProxyT
     "where": lambda m, a, b: torch.where(a > b, a, b),
     "index_copy": lambda m, a, b: a.index_copy(1, torch.tensor([0, 3]), b[:, :2]),
     "index_add": lambda m, a, b: a.index_add(1, torch.tensor([1, 2]), b[:, :2].to(a.dtype)),
-    "index_put": lambda m, a, b: a.index_put((torch.arange(a.shape[0]), _classes(b)), b[:, 0]),
+    "index_put": lambda m, a, b: a.index_put((torch.arange(a.shape[0]), _classes(b)), b[:, 0].to(a.dtype)),
     "scatter": lambda m, a, b: a.scatter_add(1, _classes(b).unsqueeze(1), b[:, :1].to(a.dtype)),
     "addcmul": lambda m, a, b: torch.addcmul(a, b, b, value=0.5),
     "lerp": lambda m, a, b: torch.lerp(a, b.to(a.dtype), 0.3),
@@ -334,12 +356,15 @@ ON_ANYTHING: Mapping[str, Callable[[Model, Tensor], Tensor]] = MappingProxyType(
     "to_bool": lambda m, x: x != 0,
     "to_complex": lambda m, x: x.float().to(torch.complex64) * 1j,
     "half_view": lambda m, x: x.transpose(0, -1).transpose(0, -1) if x.dim() else x,
+    "to_same": lambda m, x: x.to(x.dtype),
+    "at_least_2d": lambda m, x: torch.atleast_2d([x, x])[0],
+    "scale_in_place": lambda m, x: _scale_in_place(x),
     "clone": lambda m, x: x.clone(),
     "detach": lambda m, x: x.detach(),
     "contiguous": lambda m, x: x.contiguous(),
     "unsqueeze": lambda m, x: x.unsqueeze(-1) if x.dim() > 1 else x,
     "chunk": lambda m, x: x.chunk(2, -1)[1] if x.dim() > 1 else x,
-    "transposed": lambda m, x: x.unflatten(-1, (-1, 2)).transpose(-1, -2) if x.dim() > 1 and x.shape[-1] == _WIDTH else x,
+    "transposed": lambda m, x: x.unflatten(-1, (-1, 2)).mT if x.dim() > 1 and x.shape[-1] == _WIDTH else x,
     "slice": lambda m, x: x[..., 1::2] if x.dim() > 1 else x,
     "neg": lambda m, x: -x if x.dtype is not torch.bool else ~x,
     "times_two": lambda m, x: x * 2,

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
@@ -57,7 +57,7 @@ class Setting:
 
 
 def settings_of_a_call() -> st.SearchStrategy[Setting]:
-    rows = st.sampled_from(((3, 5), (4, 2), (2, 6), (3, 1), (1, 3), (5, 0), (8, 3)))
+    rows = st.sampled_from(((3, 5, 5), (4, 2, 4), (2, 6), (3, 1), (1, 3), (5, 0), (8, 3)))
     return st.builds(
         Setting,
         low=st.sampled_from((torch.bfloat16, torch.float16)),

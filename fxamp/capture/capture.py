@@ -55,7 +55,6 @@ class Captured:
         rebound: Where the trailing outputs go, one place each.
         inputs: The fake inputs; the passes may still add guards on their sizes.
         grad: Whether gradients were recorded at the start.
-        inference: Whether the call was made in inference mode.
     """
 
     graph: Graph
@@ -66,7 +65,6 @@ class Captured:
     rebound: tuple[Place, ...]
     inputs: tuple[torch.Tensor, ...]
     grad: bool
-    inference: bool
 
 
 def capture(
@@ -140,7 +138,6 @@ def _capture(
         rebound=tuple(rebinding.place for rebinding in rebound),
         inputs=tuple(faked),
         grad=recorder.grad_at_entry,
-        inference=torch.is_inference_mode_enabled(),
     )
 
 

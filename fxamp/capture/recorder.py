@@ -30,9 +30,10 @@ from fxamp.capture.sources import Constant, Source
 from fxamp.capture.symbols import SizeNodes
 from fxamp.errors import CaptureError, PolicyError
 from fxamp.ir.facts import fact_of, is_cacheable_leaf
-from fxamp.ir.operators import is_inplace
+from fxamp.ir.operators import is_composite, is_inplace
 from fxamp.ir.regions import Region, enter_region, observe_region
 from fxamp.ir.where import where_now
+from fxamp.policy.dispatcher import registered
 
 __all__ = ["Recorder", "RecordingMode", "set_grad_enabled"]
 
@@ -136,10 +137,7 @@ class Recorder:
     def finish(self, outputs: list[object]) -> None:
         """End the graph with *outputs*, in the gradient mode it began with."""
         self._hold_latest()
-        for value in outputs:
-            if isinstance(value, torch.Tensor):
-                self._check_history(value)
-        nodes = [self.node_of(value) for value in outputs]
+        nodes: Any = map_aggregate(outputs, self._argument)  # type: ignore[arg-type]
         self._observe_grad(self.grad_at_entry)
         self.graph.output(tuple(nodes))
 
@@ -175,11 +173,22 @@ class Recorder:
 
     def _dispatch(self, func: OpOverload, args: Any, kwargs: Any, where: object) -> object:
         try:
-            return func(*args, **kwargs)
+            return self._call_as_on_real_tensors(func, args, kwargs)
         except RuntimeError as error:
             if any(text in str(error) for text in _AUTOCAST_ERRORS):
                 raise PolicyError(f"{error}\n  at {func.name()} ({where})") from error
             raise
+
+    def _call_as_on_real_tensors(self, func: OpOverload, args: Any, kwargs: Any) -> object:
+        """Call *func*; open a composite operator above autocast, as the dispatcher does for real tensors.
+
+        In inference mode it would reach the fake mode whole, which opens it below autocast.
+        """
+        whole = not is_composite(func) or registered(func.name(), self._region.device_type)
+        if whole or self.concrete or not self._inference:
+            return func(*args, **kwargs)
+        with RecordingMode(self._call_as_on_real_tensors):
+            return func.decompose(*args, **kwargs)
 
     def _record_literal(self, func: OpOverload, real: torch.Tensor) -> object:
         """``torch.tensor(...)``: the value is a constant of the program, each call gets a fresh copy."""
@@ -205,7 +214,7 @@ class Recorder:
                     node.meta["fact"] = fact_of(result)
                 return real
             returns_argument = id(result) in self._nodes
-            if not returns_argument or is_inplace(func) and not is_cacheable_leaf(result):
+            if not returns_argument or (is_inplace(func) and not is_cacheable_leaf(result)):
                 self._track(result, node)  # else it is one node still, of which eager may keep a cast
         elif isinstance(result, _SYMBOLIC):
             self.sizes.bind(result, node)

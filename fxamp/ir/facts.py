@@ -28,7 +28,7 @@ class Fact:
         dtype: Its element type.
         shape: One size a dimension.
         device: Where it lives.
-        requires_grad: Whether gradients flow into it.
+        requires_grad: Whether gradients flow into it; never in inference mode.
         leaf: Whether it is a leaf of the gradient that is not a view; eager autocast casts such a
             float32 tensor once per region and reuses the cast (``is_leaf && requires_grad && !is_view``
             in ATen/autocast_mode.cpp).
@@ -62,17 +62,23 @@ def size_of(size: int | torch.SymInt) -> Size:
 
 def is_cacheable_leaf(tensor: torch.Tensor) -> bool:
     """Whether eager autocast would keep one cast of *tensor* for the length of a region."""
-    return tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
+    return _takes_part_in_gradient(tensor) and tensor.is_leaf and not tensor._is_view()
 
 
 def fact_of(value: object) -> Facts:
     """The fact of a tensor, the facts of a list of them, ``None`` for anything else."""
     if isinstance(value, torch.Tensor):
         shape = tuple(size_of(size) for size in value.shape)
-        return Fact(value.dtype, shape, value.device, value.requires_grad, is_cacheable_leaf(value))
+        return Fact(
+            value.dtype, shape, value.device, _takes_part_in_gradient(value), is_cacheable_leaf(value)
+        )
     if isinstance(value, (list, tuple)):
         return tuple(fact_of(item) for item in value)
     return None
+
+
+def _takes_part_in_gradient(tensor: torch.Tensor) -> bool:
+    return tensor.requires_grad and not torch.is_inference_mode_enabled()
 
 
 def fact_of_node(node: object) -> Fact | None:

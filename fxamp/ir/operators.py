@@ -41,10 +41,10 @@ _WRITES_UNSAID = frozenset(
 
 
 def operator_name(target: object) -> str:
-    """``aten::conv2d.padding`` for an operator, the qualified name for anything else."""
+    """``aten::conv2d.padding`` for an operator, the plain name for anything else."""
     if isinstance(target, OpOverload):
         return str(target.name())
-    return str(getattr(target, "__qualname__", target))
+    return str(getattr(target, "__name__", target))
 
 
 @lru_cache(maxsize=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
 from fxamp.ir.facts import Fact
@@ -16,9 +17,9 @@ def show(graph: Graph | GraphModule) -> str:
     """One line a node; sub-graphs follow, indented, under their names.
 
     Example:
-        >>> print(show(torch.fx.symbolic_trace(torch.relu)))
-        %input: ? = input
-        %relu: ? = relu(%input)
+        >>> print(show(torch.fx.symbolic_trace(lambda x: torch.relu(x))))
+        %x: ? = input
+        %relu: ? = relu(%x)
         return %relu
     """
     if isinstance(graph, Graph):
@@ -72,4 +73,6 @@ def _value(value: object) -> str:
         return "{" + ", ".join(f"{key!r}: {_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, Region):
         return str(value)
+    if isinstance(value, OpOverload):
+        return operator_name(value)
     return repr(value)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._C import _DisableAutocast, _is_any_autocast_enabled
 from torch.fx import GraphModule
 
 from fxamp.capture.capture import Captured, capture, plain_saved_tensors
@@ -21,8 +22,6 @@ from fxamp.runtime.lower import FlatCode, lower
 from fxamp.runtime.watch import Slot, TensorWatch
 
 __all__ = ["Program", "build_program"]
-
-_any_autocast_enabled = torch._C._is_any_autocast_enabled
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,13 +48,13 @@ class Program:
     _single: bool = field(default=False)
 
     def tensors(self) -> list[torch.Tensor] | None:
-        """The parameters, buffers and constants, read now; ``None`` if they are no longer what was captured."""
+        """The parameters, buffers and constants, read now; ``None`` if they are not as captured."""
         return self._watch.read()
 
     def run(self, leaves: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Any:
         """The result of the call, in the structure that the model gives it."""
-        if _any_autocast_enabled():
-            with torch._C._DisableAutocast():
+        if _is_any_autocast_enabled():
+            with _DisableAutocast():
                 outputs = self.code.run(leaves, tensors)
         else:
             outputs = self.code.run(leaves, tensors)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
+from unittest import mock
 
 import pytest
 import torch
@@ -17,6 +19,13 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_trace_log() -> Iterator[None]:
+    """Spare torch the stack traces that it would write for each symbolic size, into pytest's log."""
+    with mock.patch.object(logging.getLogger("torch.__trace"), "handlers", []):
+        yield
 
 
 @pytest.fixture

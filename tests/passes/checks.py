@@ -48,7 +48,8 @@ class Prepared:
 
     def node(self, name: str) -> Node:
         """The node of that name."""
-        return next(node for node in self.module.graph.nodes if node.name == name)
+        found: Node = next(node for node in self.module.graph.nodes if node.name == name)
+        return found
 
 
 def captured(function: Callable[..., object], *args: Any, region: Region = BF16) -> Captured:
@@ -85,10 +86,16 @@ def check(
 ) -> Prepared:
     """Compare the graph of ``function(*args)`` before and after the pass of class *kind*."""
     ready = prepared(kind, function, *args, policy=policy, region=region)
-    assert show(ready.module) == dedent(before).strip()
-    assert ready.step(ready.module) == (dedent(before) != dedent(after))
-    assert show(ready.module) == dedent(after).strip()
+    _compare(ready, "before", before)
+    changed = ready.step(ready.module)
+    _compare(ready, "after", after)
+    assert changed or dedent(before) == dedent(after), "it changed the graph and said that it did not"
     ready.module.graph.lint()
     assert not ready.step(ready.module), "a second run changed something"
-    assert show(ready.module) == dedent(after).strip()
+    _compare(ready, "after a second run", after)
     return ready
+
+
+def _compare(ready: Prepared, when: str, expected: str) -> None:
+    text = show(ready.module)
+    assert text == dedent(expected).strip(), f"{when}:\n{text}"

@@ -1,0 +1,95 @@
+"""Every operator in torch's own database, converted against eager autocast: results, gradients, random state.
+
+The default run takes a few operators of each kind, ``-m opinfo`` all of them.  The policies are the CPU's
+own and, installed over the CPU's kernels, the one of CUDA (``cuda_policy_on_cpu``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from fxamp.policy import Policy
+from tests.conformance import cuda_policy_on_cpu
+from tests.conformance.comparison import Tally, compare
+from tests.conformance.op_samples import OPERATORS, calls_of, unseeded
+
+F16, BF16 = torch.float16, torch.bfloat16
+PARTS = 8
+SAMPLES = 4
+
+POLICIES = {
+    "cpu-bf16": Policy.native("cpu", BF16),
+    "cpu-f16": Policy.native("cpu", F16),
+    "cuda-f16": cuda_policy_on_cpu.policy(F16),
+}
+
+_VALUE = "Python gets a value out of a tensor, which a graph cannot hold"
+_SIZE = "the result's size depends on values"
+EAGER = {
+    "allclose": _VALUE,
+    "corrcoef": "checks its weights by value (torch.equal)",
+    "cov": "checks its weights by value (torch.equal)",
+    "equal": _VALUE,
+    "item": _VALUE,
+    "linalg.lstsq": "the kernel picks the size of the residuals by the rank",
+    "linalg.lstsq.grad_oriented": "the kernel picks the size of the residuals by the rank",
+    "nn.functional.ctc_loss": _SIZE,
+    "nn.functional.gaussian_nll_loss": "refuses negative variances by value",
+    "nn.functional.linear_cross_entropy.chunked": "a custom autograd.Function takes part in the gradient",
+    "nn.functional.linear_cross_entropy.chunked_none": "a custom autograd.Function takes part in the gradient",
+}
+"""The operators whose calls cannot be captured, and why; their calls prove nothing about a graph."""
+
+_FEW = """
+    add mul div.no_rounding_mode sub pow square float_power exp log sqrt rsqrt reciprocal clamp where lerp
+    addcmul addcdiv atan2 matmul mm bmm mv addmm addmv baddbmm einsum inner dot cumsum cumprod sum mean prod
+    var norm cat stack index_put scatter_add gather index_add masked_fill roll ldexp softmax log_softmax
+    logsumexp nn.functional.softplus nn.functional.gelu nn.functional.relu nn.functional.linear
+    nn.functional.conv2d nn.functional.conv_transpose2d nn.functional.scaled_dot_product_attention
+    nn.functional.layer_norm nn.functional.batch_norm nn.functional.cross_entropy nn.functional.mse_loss
+    nn.functional.embedding nn.functional.dropout nn.functional.interpolate.bilinear linalg.det
+    nn.functional.pad.reflect nn.functional.binary_cross_entropy
+"""
+FEW = _FEW.split()
+"""A few operators of each kind: pointwise, products, reductions, indexing, layers and losses."""
+
+
+@pytest.mark.parametrize("name", ["cpu-bf16", "cuda-f16"])
+def test_operators_of_each_kind_are_eager_autocast(name: str, count: Callable[[object], None]) -> None:
+    check(FEW, POLICIES[name], 1, count)
+
+
+@pytest.mark.slow
+@pytest.mark.opinfo
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("name", list(POLICIES))
+def test_every_operator_is_eager_autocast(name: str, part: int, count: Callable[[object], None]) -> None:
+    check(sorted(OPERATORS)[part::PARTS], POLICIES[name], SAMPLES, count)
+
+
+def test_the_operators_that_run_eagerly_are_known_to_this_torch_or_new_in_another() -> None:
+    assert sum(name in OPERATORS for name in EAGER) >= len(EAGER) - 2  # two are new in torch 2.14
+    assert all(name in OPERATORS for name in FEW)
+
+
+def check(names: Iterable[str], policy: Policy, samples: int, count: Callable[[object], None]) -> None:
+    """Compare calls of the operators *names*, say how many, and fail on any difference."""
+    tally, eager = Tally(), set()
+    with unseeded(), nullcontext() if policy.table == "cpu" else cuda_policy_on_cpu.installed():
+        for name in names:
+            before = len(tally.eager)
+            for call in calls_of(name, policy.low, samples):
+                compare(call, policy, tally)
+            if len(tally.eager) > before:
+                eager.add(name)
+    count(tally)
+    assert not tally.differences, "\n".join(map(str, tally.differences))
+    unlisted = [f"{call}: {reason}" for call, reason in tally.eager if call.split("[")[0] not in EAGER]
+    assert not unlisted, "could not be captured:\n" + "\n".join(unlisted)
+    stale = sorted((EAGER.keys() & set(names)) - eager)
+    assert not stale, f"are captured, and listed as not: {stale}"
+    assert tally.forward > tally.raised

@@ -1,0 +1,46 @@
+"""What the README says works."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from fxamp import passes
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+COMMANDS = [text.strip() for language, text in BLOCKS if not language and text.startswith("pip ")]
+
+
+def test_the_two_commands_stand_there_and_no_other() -> None:
+    assert COMMANDS == [
+        "pip install -e '.[demo]' && python -m fxamp demo",
+        "pip install -e '.[test]' && pytest",
+    ]
+
+
+def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = (text for language, text in BLOCKS if language == "python")
+    scope: dict[str, object] = {}
+    exec(compile(example, "README.md", "exec"), scope)
+    scores, printed = scope["scores"], capsys.readouterr().out
+    assert isinstance(scores, torch.Tensor)
+    assert scores.dtype is torch.bfloat16
+    assert "aten::linear" in printed
+    assert ": bf16[" in printed
+
+
+def test_every_file_and_folder_that_it_names_exists() -> None:
+    names = set(re.findall(r"`((?:fxamp|passes|benchmarks)/[\w/.*]*)`", README))
+    assert len(names) > 10
+    for name in names:
+        assert list(ROOT.glob(name.rstrip("/"))), name
+
+
+def test_it_counts_the_passes_right() -> None:
+    assert passes.__doc__ is not None
+    rows = re.findall(r"^ ?(\d+)    ``", passes.__doc__, flags=re.MULTILINE)
+    words = {9: "nine", 10: "ten", 11: "eleven", 12: "twelve", 13: "thirteen"}
+    assert f"{words[len(rows)]} passes" in README
