@@ -22,7 +22,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from fxamp.ir.facts import Fact, fact_of
-from fxamp.ir.regions import no_autocast
+from fxamp.ir.regions import no_autocast, run_in_region
 from fxamp.passes.base import Pass
 
 __all__ = ["PropagateDtypes", "fresh_fake", "run_on_fakes"]
@@ -84,7 +84,18 @@ def _value(node: Node, values: dict[Node, Any], *, sized: bool) -> object:
         return fresh_fake(node, sized=sized)
     args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
     assert callable(node.target)
-    return node.target(*args, **kwargs)
+    value = node.target(*args, **kwargs)
+    if node.target is run_in_region:  # the kernel decides, and a fake tensor has none; it was asked at capture
+        return _as_recorded(value, node.meta["fact"])
+    return value
+
+
+def _as_recorded(value: Any, fact: object) -> Any:
+    if isinstance(value, torch.Tensor) and isinstance(fact, Fact):
+        return value.to(fact.dtype)
+    if isinstance(value, (list, tuple)) and isinstance(fact, tuple):
+        return [_as_recorded(item, part) for item, part in zip(value, fact, strict=True)]
+    return value
 
 
 def fresh_fake(node: Node, *, sized: bool) -> object:

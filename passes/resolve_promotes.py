@@ -60,6 +60,6 @@ class ResolvePromotes(Pass):
         if joined is low and dtype is low:
             return low
         raise PolicyError(
-            f"Unexpected floating ScalarType in at::autocast::prioritize: {dtype} where the region's dtype is "
-            f"{low}, at {locate(node)}\n  cast it yourself:  x.float() or x.to({low})"
+            f"Unexpected floating ScalarType in at::autocast::prioritize: {dtype} where the region's dtype "
+            f"is {low}, at {locate(node)}\n  cast it yourself:  x.float() or x.to({low})"
         )

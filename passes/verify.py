@@ -57,7 +57,9 @@ class Verify(Pass):
                 raise InvariantError(f"flat: the mark of a region is left, {locate(node)}")
             decision = node.meta.get("decision")
             if decision is not None and decision.rule.cast in _CAST and would_cast(node, self.policy):
-                raise InvariantError(f"obeyed: {locate(node)} still has an argument to cast to {decision.target}")
+                raise InvariantError(
+                    f"obeyed: {locate(node)} still has an argument to cast to {decision.target}"
+                )
         run_on_fakes(graph, self.fakes, _compare)
         return False
 

@@ -272,7 +272,7 @@ ON_ROWS: Mapping[str, Callable[[Model, Tensor, Tensor], Tensor]] = MappingProxyT
     "stack": lambda m, a, b: torch.stack([a, b, a], dim=1).sum(1),
     "hstack": lambda m, a, b: torch.hstack([b, a]),
     "where": lambda m, a, b: torch.where(a > b, a, b),
-    "index_copy": lambda m, a, b: a.index_copy(1, torch.tensor([0, 3]), b[:, :2]),
+    "index_copy": lambda m, a, b: _single(a).index_copy(1, torch.tensor([0, 3]), _single(b)[:, :2]),
     "index_add": lambda m, a, b: a.index_add(1, torch.tensor([1, 2]), b[:, :2].to(a.dtype)),
     "index_put": lambda m, a, b: a.index_put((torch.arange(a.shape[0]), _classes(b)), b[:, 0].to(a.dtype)),
     "scatter": lambda m, a, b: a.scatter_add(1, _classes(b).unsqueeze(1), b[:, :1].to(a.dtype)),

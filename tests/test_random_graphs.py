@@ -146,7 +146,7 @@ def _one_thread() -> Any:
 TOLD: Counter[str] = Counter()
 
 
-@settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=_CHECKS, database=None)
+@settings(max_examples=50, derandomize=True, deadline=None, suppress_health_check=_CHECKS, database=None)
 @given(programs(), settings_of_a_call())
 def test_random_programs_run_as_under_eager_autocast(program: Program, setting: Setting) -> None:
     check(program, setting)

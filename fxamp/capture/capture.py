@@ -9,27 +9,25 @@ from __future__ import annotations
 
 import inspect
 import logging
-import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fxamp.capture.dynamic_shapes import symbolic_sizes
 from fxamp.capture.mirror import Mirror, Rebinding
 from fxamp.capture.recorder import Recorder, RecordingMode
+from fxamp.capture.refusals import randomness_refused, torchscript_refused
 from fxamp.capture.sources import Place, Source, places_of
 from fxamp.capture.structure import Spec, flatten, unflatten
-from fxamp.capture.symbols import Sizes, fake_input
+from fxamp.capture.symbols import ObservedShapeEnv, Sizes, fake_input
 from fxamp.errors import CaptureError, PolicyError
 from fxamp.ir.regions import Region
 
@@ -103,7 +101,8 @@ def capture(
         last = failures[-1]
         if isinstance(last, CaptureError):
             raise last
-        raise CaptureError(f"{type(last).__name__}: {last}") from last
+        lines = str(last).splitlines() or [""]
+        raise CaptureError(f"{type(last).__name__}: {lines[0]}") from last
 
 
 def _capture(
@@ -113,9 +112,11 @@ def _capture(
     region: Region,
     symbolic: list[list[bool]],
 ) -> Captured:
-    fakes = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    env = ObservedShapeEnv()
+    fakes = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
     places = places_of(function) if isinstance(function, nn.Module) else {}
     recorder = Recorder(fakes, region, lambda tensor: _place(places, tensor))
+    env.refuse = recorder.refuse
     mirror = None
     if isinstance(function, nn.Module):
         mirror = Mirror(function, recorder.modules.append, lambda: _pop(recorder.modules))
@@ -124,8 +125,10 @@ def _capture(
     args, kwargs = unflatten(spec, faked)
     for fake, name in zip(faked, _input_names(function, args, kwargs), strict=True):
         recorder.add_input(fake, name)
-    with _python_randomness_kept(), _torch_randomness_kept(), recording(recorder, region):
+    refuse = recorder.refuse
+    with randomness_refused(refuse), torchscript_refused(refuse), recording(recorder, region):
         result = function(*args, **kwargs)
+        recorder.raise_refusal()
         result_spec, outputs = flatten(result)
         rebound = mirror.rebindings() if mirror else []
         recorder.finish([*outputs, *(rebinding.tensor for rebinding in rebound)])
@@ -210,45 +213,3 @@ def _place(places: dict[int, tuple[torch.Tensor, Place]], tensor: torch.Tensor) 
 
 def _pop(modules: list[str]) -> None:
     modules.pop()
-
-
-@contextmanager
-def _python_randomness_kept() -> Iterator[None]:
-    """Refuse a call that draws from ``random`` or ``numpy.random``: a graph would replay one draw."""
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    try:
-        yield
-        if random.getstate() != python or not _same_state(np.random.get_state(), numpy):  # noqa: NPY002
-            raise CaptureError("forward draws from Python's or numpy's random numbers")
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
-
-
-class _Untouchable:
-    """Stands for torch's default generator: the thread that made it may not read or set its state."""
-
-    def __init__(self, generator: torch.Generator) -> None:
-        self._generator, self._thread = generator, threading.get_ident()
-
-    def __getattr__(self, name: str) -> Any:
-        if threading.get_ident() == self._thread:
-            raise CaptureError(f"forward reads or sets torch's random state ({name})")
-        return getattr(self._generator, name)
-
-
-@contextmanager
-def _torch_randomness_kept() -> Iterator[None]:
-    """Refuse a call that seeds torch or saves its random state: a graph draws, but cannot replay that."""
-    generator, seed = torch.random.default_generator, torch.initial_seed()
-    torch.random.default_generator = _Untouchable(generator)  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        torch.random.default_generator = generator
-    if torch.initial_seed() != seed:
-        raise CaptureError("forward seeds torch's random numbers")
-
-
-def _same_state(one: Any, other: Any) -> bool:
-    return bool(one[2] == other[2] and np.array_equal(one[1], other[1]))

@@ -20,6 +20,7 @@ from torch import nn
 
 from fxamp.capture.sources import Place
 from fxamp.errors import CaptureError
+from fxamp.ir.modules import is_opaque
 
 __all__ = ["Mirror", "Rebinding"]
 
@@ -61,7 +62,7 @@ class Mirror:
         if isinstance(value, MethodType) and isinstance(value.__self__, nn.Module):
             return MethodType(value.__func__, self._copy(value.__self__))
         if type(value) is functools.partial:
-            return functools.partial(value.func, *self._copy(value.args), **self._copy(value.keywords))
+            return functools.partial(self._copy(value.func), *self._copy(value.args), **self._copy(value.keywords))
         return self._copy_container(value)
 
     def _copy_container(self, value: Any) -> Any:
@@ -84,8 +85,8 @@ class Mirror:
 
     def _copy_module(self, module: nn.Module) -> nn.Module:
         path = self._paths.get(id(module), "")
-        if isinstance(module, torch.jit.ScriptModule):
-            raise CaptureError(f"module {path!r} is scripted, there is no Python to record")
+        if is_opaque(module):
+            raise CaptureError(f"module {path!r} is compiled ({type(module).__name__}): no Python to record")
         copied = object.__new__(type(module))
         self._copies[id(module)] = copied
         attributes = {key: self._copy(value) for key, value in module.__dict__.items()}
@@ -149,7 +150,7 @@ class Mirror:
         if isinstance(old, MethodType):
             return old.__func__ is new.__func__
         if type(old) is functools.partial:
-            return bool(old.func is new.func)
+            return self._alike(old.func, new.func)
         if isinstance(old, (int, float, str, complex, bytes, set, frozenset)):
             return bool(old == new)
         return False

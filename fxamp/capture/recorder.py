@@ -18,7 +18,13 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
 from torch.autograd.function import BackwardCFunction
 from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
@@ -26,6 +32,7 @@ from torch.fx.node import map_aggregate
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import TensorWeakRef
 
+from fxamp.capture.kernel_dtypes import with_kernel_dtypes
 from fxamp.capture.sources import Constant, Source
 from fxamp.capture.symbols import SizeNodes
 from fxamp.errors import CaptureError, PolicyError
@@ -33,6 +40,7 @@ from fxamp.ir.facts import fact_of, is_cacheable_leaf
 from fxamp.ir.operators import is_composite, is_inplace
 from fxamp.ir.regions import Region, enter_region, observe_region
 from fxamp.ir.where import where_now
+from fxamp.policy.reentrant import REENTRANT
 from fxamp.policy.dispatcher import registered
 
 __all__ = ["Recorder", "RecordingMode", "set_grad_enabled"]
@@ -42,6 +50,7 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _TENSOR_CLASSES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _LIFTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
 _QUERIES = ("aten::sym_", "aten::is_", "aten::dim", "aten::numel", "prim::")
+_REFUSED_BY_FAKES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 _AUTOCAST_ERRORS = ("unsafe to autocast", "Unexpected floating ScalarType in at::autocast::prioritize")
 
 
@@ -106,6 +115,7 @@ class Recorder:
         self.grad_at_entry = self.grad = torch.is_grad_enabled()
         self._inference = torch.is_inference_mode_enabled()
         self._hooks = saved_tensors_hooks()
+        self._refusal: Exception | None = None
         self._nodes: dict[int, Node] = {}
         self._alive: list[object] = []
         self._latest: tuple[Node, int, TensorWeakRef] | None = None
@@ -145,6 +155,22 @@ class Recorder:
 
     def record(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Record the call of one operator and give its fake result."""
+        try:
+            return self._record(func, args, kwargs)
+        except (CaptureError, *_REFUSED_BY_FAKES) as error:
+            self.refuse(error)
+            raise
+
+    def refuse(self, error: Exception) -> None:
+        """Remember why this call cannot be recorded, even if the user's code catches *error* and goes on."""
+        self._refusal = self._refusal or error
+
+    def raise_refusal(self) -> None:
+        """Raise what was refused first, if anything was."""
+        if self._refusal is not None:
+            raise self._refusal
+
+    def _record(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         self._hold_latest()
         if func.name().startswith(_QUERIES):
             return func(*self._fake(args), **self._fake(kwargs))
@@ -173,7 +199,10 @@ class Recorder:
 
     def _dispatch(self, func: OpOverload, args: Any, kwargs: Any, where: object) -> object:
         try:
-            return self._call_as_on_real_tensors(func, args, kwargs)
+            result = self._call_as_on_real_tensors(func, args, kwargs)
+            if self._region.enabled and func.name() in REENTRANT and not self.concrete and not is_inplace(func):
+                return with_kernel_dtypes(func, args, kwargs, result)
+            return result
         except RuntimeError as error:
             if any(text in str(error) for text in _AUTOCAST_ERRORS):
                 raise PolicyError(f"{error}\n  at {func.name()} ({where})") from error

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from fxamp.ir.modules import is_opaque
+
 __all__ = ["Constant", "Place", "Source", "places_of"]
 
 
@@ -54,6 +56,8 @@ def places_of(root: nn.Module) -> dict[int, tuple[torch.Tensor, Place]]:
     """By ``id``, every tensor found in *root*'s modules, with the first place that holds it."""
     places: dict[int, tuple[torch.Tensor, Place]] = {}
     for path, module in root.named_modules():
+        if is_opaque(module):
+            continue
         for kind in ("_parameters", "_buffers", ""):
             attributes = module.__dict__[kind] if kind else module.__dict__
             for name, value in attributes.items():

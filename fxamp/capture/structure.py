@@ -60,11 +60,12 @@ def _flatten(value: Any, found: Callable[[Any], None]) -> Spec:
     kind = type(value)
     if kind in _ATOMS:
         # repr tells 0.0 from -0.0 and makes nan equal to itself
-        return ("constant", kind, repr(value) if kind is float else value, value if kind is float else None)
+        return ("constant", kind, repr(value) if kind in (float, complex) else value, _Opaque(value))
     if kind in (list, tuple, torch.Size):
         return (kind, tuple(_flatten(item, found) for item in value))
     if kind in (dict, OrderedDict):
-        return (kind, tuple((key, _flatten(item, found)) for key, item in value.items()))
+        # the class of a key tells 1 from True
+        return (kind, tuple((key, type(key), _flatten(item, found)) for key, item in value.items()))
     if kind in pytree.SUPPORTED_NODES:
         return _flatten_registered(value, found)
     if isinstance(value, tuple) and hasattr(kind, "_fields"):
@@ -87,7 +88,8 @@ def _flatten_registered(value: Any, found: Callable[[Any], None]) -> Spec:
 
 
 def _flatten_dataclass(value: Any, found: Callable[[Any], None]) -> Spec:
-    names = tuple(field.name for field in dataclasses.fields(value) if hasattr(value, field.name))
+    fields = (field.name for field in dataclasses.fields(value) if hasattr(value, field.name))
+    names = tuple(dict.fromkeys([*fields, *getattr(value, "__dict__", ())]))
     parts = tuple(_flatten(getattr(value, name), found) for name in names)
     return ("dataclass", type(value), names, parts)
 
@@ -139,13 +141,13 @@ def _unflatten(spec: Spec, leaves: Iterator[object]) -> Any:
     if kind == "leaf":
         return next(leaves)
     if kind == "constant":
-        return spec[3] if spec[1] is float else spec[2]
+        return spec[3].value
     if kind == "object":
         return spec[2].value
     if kind in (list, tuple, torch.Size):
         return kind([_unflatten(part, leaves) for part in spec[1]])
     if kind in (dict, OrderedDict):
-        return kind((key, _unflatten(part, leaves)) for key, part in spec[1])
+        return kind((key, _unflatten(part, leaves)) for key, _, part in spec[1])
     if kind == "namedtuple":
         return spec[1](*(_unflatten(part, leaves) for part in spec[2]))
     if kind == "registered":

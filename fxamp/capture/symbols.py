@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 import sympy
 import torch
@@ -24,9 +25,21 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from fxamp.ir.facts import size_of
 
-__all__ = ["Guard", "SizeNodes", "Sizes", "fake_input", "shape_guard"]
+__all__ = ["Guard", "ObservedShapeEnv", "SizeNodes", "Sizes", "fake_input", "shape_guard"]
 
 SymbolicNumber = torch.SymInt | torch.SymFloat | torch.SymBool
+
+
+class ObservedShapeEnv(ShapeEnv):
+    """A shape environment that tells when Python asks for a value that is not known, even if it goes on."""
+
+    refuse: Callable[[Exception], None] | None = None
+
+    def _make_data_dependent_error(self, *args: Any, **kwargs: Any) -> Any:
+        error = super()._make_data_dependent_error(*args, **kwargs)
+        if self.refuse is not None:
+            self.refuse(error)
+        return error
 
 
 class Sizes(Enum):

@@ -15,6 +15,7 @@ __all__ = ["Where", "locate", "where_now"]
 
 _TORCH = f"{Path(torch.__file__).parent}/"
 _FXAMP = f"{Path(__file__).resolve().parents[1]}/"
+_CAPTURE = f"{_FXAMP}capture/capture.py"
 _PASSES = f"{Path(__file__).resolve().parents[2] / 'passes'}/"
 
 
@@ -40,11 +41,13 @@ class Where:
 
 
 def where_now(module: str) -> Where:
-    """Where the innermost frame outside of torch and fxamp is; torch's own layer code if there is none."""
+    """Where the innermost frame of the model outside of torch is; torch's own layer code if there is none."""
     frame: FrameType | None = sys._getframe(1)
     innermost: FrameType | None = None
     while frame is not None:
         name = frame.f_code.co_filename
+        if name == _CAPTURE:  # whose caller is not the model
+            break
         if not name.startswith((_FXAMP, _PASSES)):
             if not name.startswith(_TORCH) and not name.startswith("<"):
                 innermost = frame

@@ -16,12 +16,13 @@ __all__ = ["REENTRANT"]
 # fmt: off
 _ROWS = (
     # operator                                      what its kernel calls, on floating tensors
-    ("aten::_transformer_encoder_layer_fwd",        "_native_multi_head_attention, layer_norm, _addmm_activation, addmm"),
+    ("aten::_transformer_encoder_layer_fwd",        "_native_multi_head_attention, addmm, layer_norm ..."),
     ("aten::linalg_pinv.atol_rtol_tensor",          "svd or linalg_eigh, reciprocal, matmul"),
     ("aten::linalg_matrix_exp",                     "sum, log2, pow, bmm, cat, in the Taylor polynomials"),
     ("aten::linalg_polar",                          "linalg_svd, matmul"),
     ("aten::_linalg_det",                           "prod, of the diagonal"),
     ("aten::_linalg_slogdet",                       "prod, of the signs of the diagonal"),
+    ("aten::affine_grid_generator",                 "bmm, of the grid with the transforms"),
     ("aten::_trilinear",                            "bmm, sum"),
     ("aten::_sparse_addmm",                         "addmm, which casts the sparse matrix too"),
     ("aten::_safe_softmax",                         "softmax"),

@@ -91,7 +91,9 @@ def report_on(runner: Runner) -> Report:
         operators=tuple(row for index, program in enumerate(programs) for row in _rows(index, program)),
         casts=tuple(_count_casts(program) for program in programs),
         eager=tuple(
-            EagerPiece(r.path, reason) for r in runners for reason in dict.fromkeys(r.failures.values())
+            EagerPiece(r.path, failure.reason)
+            for r in runners
+            for failure in dict.fromkeys(r.failures.values())
         ),
     )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +24,13 @@ from fxamp.errors import CaptureError
 from fxamp.ir.regions import Region, observe_region
 from fxamp.policy import Policy
 from fxamp.runtime.cast_scope import cast_scope, keep_cast
+from fxamp.runtime.eager_use import EagerUse, Onlooker
 from fxamp.runtime.program import Program, build_program
 from fxamp.runtime.shadow import shadow_of
-from fxamp.runtime.watch import ModuleWatch, tensor_check
+from fxamp.runtime.signature import Latest, are_plain, signature
+from fxamp.runtime.watch import ModuleWatch
 
-__all__ = ["Options", "Runner"]
+__all__ = ["Failure", "Options", "Runner"]
 
 _MOST_PROGRAMS = 64
 _LEAF_SPEC: Spec = ("leaf",)
@@ -49,6 +52,19 @@ class Options:
     dynamic_shapes: Any = None
 
 
+@dataclass(frozen=True)
+class Failure:
+    """Why calls of a signature are not captured.
+
+    Attributes:
+        reason: For people.
+        whole: Whether the module must run as it is, since Dynamo, which it uses, does not know shadows.
+    """
+
+    reason: str
+    whole: bool = False
+
+
 class Runner:
     """Runs one module, or one function, as eager autocast would.
 
@@ -60,21 +76,20 @@ class Runner:
     Attributes:
         children: The runners of the child modules, once the module has run eagerly.
         programs: What was captured, by signature.
-        read_eagerly: Parameters (by ``id``) that eager code of the model uses; no program may keep a cast
-            of one, since eager autocast keeps another and their gradients would be added up apart.
         failures: Why calls of a signature run eagerly.
+        last: The program that served the last call.
     """
 
     def __init__(
         self, function: Callable[..., Any], path: str, options: Options, parent: Runner | None = None
     ) -> None:
         self.function, self.path, self.options = function, path, options
-        self.read_eagerly: set[int] = parent.read_eagerly if parent is not None else set()
+        self._use: EagerUse = parent._use if parent is not None else EagerUse()
         self.children: dict[int, Runner] = {}
         self.programs: dict[Any, list[Program]] = {}
-        self.failures: dict[Any, str] = {}
+        self.failures: dict[Any, Failure] = {}
         self.last: Program | None = None
-        self._latest: _Latest | None = None
+        self._latest: Latest | None = None
         self._lock = threading.RLock()
         self._watch = ModuleWatch(function) if isinstance(function, nn.Module) else None
 
@@ -83,7 +98,12 @@ class Runner:
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
         """The result of ``function(*args, **kwargs)`` in *region*."""
         latest = self._latest
-        if latest and not kwargs and latest.is_like(args, region) and self._may_run(latest.program):
+        if (
+            latest is not None
+            and not kwargs
+            and latest.is_like(args, region)
+            and self._may_run(latest.program)
+        ):
             tensors = latest.program.tensors()
             if tensors is not None:
                 return latest.program.run(args, tensors)
@@ -94,25 +114,35 @@ class Runner:
         try:
             key, spec, leaves = self._sign(args, kwargs, region)
         except CaptureError as error:
-            self.failures[None] = str(error)
-            return self._run_eagerly(args, kwargs, region)
+            key = None
+            self.failures[key] = Failure(str(error))
+            return self._run_eagerly(args, kwargs, region, self.failures[key])
+        known = key in self.failures
         program, tensors = self._find(key, leaves)
         if program is None:
             program = self._capture(key, spec, leaves, region)
             if program is None:
-                return self._run_eagerly(args, kwargs, region)
+                return self._run_eagerly(args, kwargs, region, self.failures.get(key), survey=not known)
             tensors = program.tensors()
             assert tensors is not None, "a fresh program does not fit the model it was captured from"
         if not self._may_run(program):
-            self.failures[key] = "eager code outside of this module uses its weights too"
-            return self._run_eagerly(args, kwargs, region)
+            return self._run_beside(program, key, args, kwargs, region)
         self.last = program
-        if not kwargs and _are_plain(args):
-            self._latest = _Latest(args, region, self._watch, program)
+        if not kwargs and are_plain(args):
+            self._latest = Latest(args, region, self._watch, program)
         return program.run(leaves, tensors)
 
     def _may_run(self, program: Program) -> bool:
-        return not self.path or self.read_eagerly.isdisjoint(program.kept)
+        return not self.path or (not self._use.surveying and self._use.is_inside(program.kept, self.path))
+
+    def _run_beside(
+        self, program: Program, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region
+    ) -> Any:
+        """Run by the module's own Python although there is a program: in a survey, or for good."""
+        if self._use.is_inside(program.kept, self.path):
+            return Onlooker(self._use, "").call_child(self.function, self.path, args, kwargs)  # type: ignore[arg-type]
+        self.failures[key] = Failure("eager code outside of this module uses its weights too")
+        return self._run_eagerly(args, kwargs, region, self.failures[key])
 
     def capture(self, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> None:
         """Capture the program for a call, if there is none yet, and do not run it."""
@@ -128,7 +158,7 @@ class Runner:
             spec, leaves = _ONE_TENSOR, [args[0]]
         else:
             spec, leaves = flatten((args, kwargs))
-        return self._signature(spec, leaves, region), spec, leaves
+        return signature(spec, leaves, region, self._watch), spec, leaves
 
     def _find(self, key: Any, leaves: list[torch.Tensor]) -> tuple[Program | None, Any]:
         for program in self.programs.get(key, ()):
@@ -137,19 +167,6 @@ class Runner:
                 if tensors is not None:
                     return program, tensors
         return None, None
-
-    def _signature(self, spec: Spec, leaves: list[torch.Tensor], region: Region) -> Any:
-        watch = self._watch
-        return (
-            spec,
-            tuple([_describe(leaf) for leaf in leaves]),
-            _aliases(leaves) if len(leaves) > 1 else None,
-            torch.is_grad_enabled(),
-            torch.is_inference_mode_enabled(),
-            region,
-            watch.training() if watch is not None else (),
-            watch.hooked() if watch is not None else False,
-        )
 
     def _capture(self, key: Any, spec: Spec, leaves: list[torch.Tensor], region: Region) -> Program | None:
         with self._lock:
@@ -171,7 +188,7 @@ class Runner:
                     keep_cast=keep_cast if self.path else None,
                 )
             except CaptureError as error:
-                self.failures[key] = str(error)
+                self.failures[key] = Failure(str(error), whole=_is_from_dynamo(error))
                 return None
             programs = self.programs.get(key, [])
             self.programs[key] = [program, *programs[: _MOST_PROGRAMS - 1]]
@@ -194,13 +211,25 @@ class Runner:
 
     # --- eager pieces -------------------------------------------------------------------------------
 
-    def _run_eagerly(self, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
-        if self.path:  # below the model: the region is there already
-            return shadow_of(self.function, self)(*args, **kwargs)  # type: ignore[arg-type]
-        with cast_scope(), region.context():
-            if not isinstance(self.function, nn.Module) or self._is_uninitialized():
-                return self.function(*args, **kwargs)
-            return shadow_of(self.function, self)(*args, **kwargs)
+    def _run_eagerly(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        region: Region,
+        failure: Failure | None,
+        *,
+        survey: bool = False,
+    ) -> Any:
+        function = self.function
+        if isinstance(function, nn.Module) and failure is not None and not failure.whole:
+            function = shadow_of(function, self)
+        with ExitStack() as stack:
+            if survey:
+                stack.enter_context(self._use.survey())
+            if not self.path:  # below the model the region is there already
+                stack.enter_context(cast_scope())
+                stack.enter_context(region.context())
+            return function(*args, **kwargs)
 
     def call_child(self, child: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a child of an eager piece, on its own runner (the side of ``Host``)."""
@@ -212,7 +241,7 @@ class Runner:
 
     def read_parameter(self, parameter: nn.Parameter) -> None:
         """Note that eager code uses *parameter* (the side of ``Host``)."""
-        self.read_eagerly.add(id(parameter))
+        self._use.note(parameter, self.path)
 
     # --- what was decided ---------------------------------------------------------------------------
 
@@ -229,68 +258,9 @@ class Runner:
         return [self, *(below for child in list(self.children.values()) for below in child.tree())]
 
 
-def _are_plain(args: tuple[Any, ...]) -> bool:
-    """Whether *args* are tensors without gradient, all different."""
-    return len(set(map(id, args))) == len(args) and all(
-        isinstance(arg, torch.Tensor) and not arg.requires_grad for arg in args
-    )
-
-
-class _Latest:
-    """The latest call, if its arguments were plain: a quick test whether the next is served by its program.
-
-    The test is stricter than signature and shape guard, it wants the same sizes and strides; but it is made
-    in C++.  Nearly all calls of a training or serving loop pass it.
-    """
-
-    def __init__(
-        self, args: tuple[torch.Tensor, ...], region: Region, watch: ModuleWatch | None, program: Program
-    ) -> None:
-        self.program = program
-        self._count = len(args)
-        self._alike = tensor_check(args)
-        self._region, self._watch = region, watch
-        self._modes = (torch.is_grad_enabled(), torch.is_inference_mode_enabled())
-        self._training = watch.training() if watch is not None else ()
-
-    def is_like(self, args: tuple[Any, ...], region: Region) -> bool:
-        """Whether a call with *args* in *region* is served by the same program."""
-        if len(set(map(id, args))) != self._count or len(args) != self._count or region != self._region:
-            return False
-        try:
-            if not self._alike(*args):
-                return False
-        except TypeError:  # not a tensor
-            return False
-        if (torch.is_grad_enabled(), torch.is_inference_mode_enabled()) != self._modes:
-            return False
-        watch = self._watch
-        return watch is None or (watch.intact() and watch.training() == self._training and not watch.hooked())
-
-
-def _describe(tensor: torch.Tensor) -> Any:
-    """What a program must know of an input besides its sizes."""
-    requires_grad = tensor.requires_grad
-    return (
-        tensor.dtype,
-        tensor.device,
-        requires_grad and (tensor.is_leaf and not tensor._is_view(), True),
-        tensor.dim(),
-        _layout(tensor),
-        type(tensor),
-    )
-
-
-def _layout(tensor: torch.Tensor) -> Any:
-    if tensor.layout is not torch.strided:
-        return tensor.layout
-    if tensor.is_contiguous():
-        return True
-    strides = tensor.stride()
-    return tuple(sorted(range(len(strides)), key=strides.__getitem__, reverse=True))
-
-
-def _aliases(leaves: list[torch.Tensor]) -> Any:
-    """Which inputs are one and the same tensor."""
-    first: dict[int, int] = {}
-    return tuple([first.setdefault(id(leaf), index) for index, leaf in enumerate(leaves)])
+def _is_from_dynamo(error: BaseException | None) -> bool:
+    while error is not None:
+        if type(error).__module__.startswith("torch._dynamo"):
+            return True
+        error = error.__cause__
+    return False

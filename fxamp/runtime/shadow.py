@@ -10,8 +10,9 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, Protocol
 
-import torch
 from torch import nn
+
+from fxamp.ir.modules import is_opaque
 
 __all__ = ["Host", "shadow_of"]
 
@@ -34,7 +35,7 @@ def shadow_of(module: nn.Module, host: Host) -> nn.Module:
 
 
 def _make(module: nn.Module, host: Host, path: str, child: nn.Module | None) -> nn.Module:
-    if isinstance(module, torch.jit.ScriptModule):
+    if is_opaque(module):
         return module
     shadow = object.__new__(_shadow_class(type(module)))
     object.__setattr__(shadow, "__dict__", module.__dict__)
@@ -60,7 +61,10 @@ def _shadow_class(cls: type[nn.Module]) -> type[nn.Module]:
 
     def modules(self: Any) -> dict[str, nn.Module | None]:
         children = self.__dict__["_modules"]
-        return {name: child and _child_shadow(self, name, child) for name, child in children.items()}
+        return {
+            name: None if child is None else _child_shadow(self, name, child)
+            for name, child in children.items()
+        }
 
     namespace = {
         "__slots__": _SLOTS,

@@ -15,6 +15,8 @@ from torch import nn
 from torch._C._dynamo.guards import TensorGuards
 from torch.nn.modules import module as nn_module
 
+from fxamp.ir.modules import is_opaque
+
 __all__ = ["ModuleWatch", "Slot", "TensorWatch", "tensor_check"]
 
 Slot = tuple[dict[str, torch.Tensor], str]
@@ -41,7 +43,9 @@ class ModuleWatch:
     """The modules of one tree, as they were when the watch was made."""
 
     def __init__(self, root: nn.Module) -> None:
-        named = list(root.named_modules())
+        everything = list(root.named_modules())
+        named = [(path, module) for path, module in everything if not is_opaque(module)]
+        self._opaque = [module for _, module in everything if is_opaque(module)]
         self._attributes = [module.__dict__ for _, module in named]
         self._paths = [path for path, _ in named]
         child_dicts = [attributes["_modules"] for attributes in self._attributes]
@@ -52,7 +56,8 @@ class ModuleWatch:
 
     def training(self) -> tuple[bool, ...]:
         """The training flag of every module."""
-        return tuple([attributes["training"] for attributes in self._attributes])
+        flags = [attributes["training"] for attributes in self._attributes]
+        return tuple(flags + [module.training for module in self._opaque])
 
     def hooked(self) -> bool:
         """Whether a hook is registered on any module of the tree, or on all modules."""
@@ -139,6 +144,8 @@ def tensor_check(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
 
 def _slots_below(root: nn.Module) -> Iterator[Slot]:
     for module in root.modules():
+        if is_opaque(module):
+            continue
         attributes = module.__dict__
         for holder in (attributes["_parameters"], attributes["_buffers"], attributes):
             yield from ((holder, name) for name, value in holder.items() if isinstance(value, torch.Tensor))

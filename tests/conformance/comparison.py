@@ -74,13 +74,14 @@ class Tally:
 
     def __str__(self) -> str:
         return (
-            f"{self.forward} results equal, {self.backward} with gradients; {self.raised} raised on both sides; "
-            f"{len(self.eager)} ran eagerly; {len(self.differences)} differ"
+            f"{self.forward} results equal, {self.backward} with gradients; "
+            f"{self.raised} raised on both sides; {len(self.eager)} ran eagerly; "
+            f"{len(self.differences)} differ"
         )
 
 
 def compare(call: Call, policy: Policy, tally: Tally) -> Outcome:
-    """Run *call* by eager autocast and converted under *policy*, and write down in *tally* what came of it.
+    """Run *call* by eager autocast and converted under *policy*; note in *tally* what came of it.
 
     Returns:
         What came of it in eager autocast.
@@ -182,7 +183,7 @@ def _compare_values(what: str, eager: tuple[Any, ...], converted: tuple[Any, ...
 
 def _compare(one: Any, other: Any) -> str:
     if not isinstance(one, Tensor) or not isinstance(other, Tensor):
-        same = type(one) is type(other) and (one == other or (one != one and other != other))  # noqa: PLR0124
+        same = type(one) is type(other) and (one == other or (one != one and other != other))
         return "" if same else f"{one} and {other}"
     if _kind(one) != _kind(other):
         return f"{_kind(one)} and {_kind(other)}"

@@ -24,10 +24,7 @@ from fxamp.policy import REDISPATCHES, CastPolicy, OpRule, Policy
 from fxamp.policy.dispatcher import registered_operators
 from tests.policy.probe import overload
 
-__all__ = ["BANNED", "CAST_ORDER", "installed", "policy"]
-
-CAST_ORDER = "right to left"
-"""GCC evaluates the arguments of a call from the last to the first, and the casts are arguments."""
+__all__ = ["BANNED", "installed", "policy"]
 
 BANNED = (
     "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.\n"
@@ -54,13 +51,13 @@ def installed() -> Iterator[None]:
     cache = _Cache()
     rules = Policy.native("cuda", torch.float16).rules
     names = registered_operators("cpu") | rules.keys()
-    clear = torch.clear_autocast_cache
     try:
         for name in sorted(names):
             op = overload(name)
             kernel = _wrapper(op, rules[name], cache) if name in rules else _pass_through(op)
-            library.impl(name.removeprefix("aten::"), kernel, "AutocastCPU", with_keyset=True, allow_override=True)
-        with mock.patch.object(torch, "clear_autocast_cache", lambda: (cache.clear(), clear())):
+            short = name.removeprefix("aten::")
+            library.impl(short, kernel, "AutocastCPU", with_keyset=True, allow_override=True)
+        with mock.patch.object(torch, "clear_autocast_cache", side_effect=cache.clear):
             yield
     finally:
         library._destroy()
@@ -142,7 +139,7 @@ def _wrapper(op: OpOverload, rule: OpRule, cache: _Cache) -> Callable[..., Any]:
                 return _append(op, appended, values, dtype)
             else:
                 target = _target(rule.cast, kinds, values)
-                for index in reversed(range(len(values))):
+                for index in reversed(range(len(values))):  # GCC's order for the arguments of a call
                     values[index] = _cast(cache, kinds[index], values[index], target)
             return _call(called, values)
 

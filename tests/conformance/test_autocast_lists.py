@@ -24,6 +24,8 @@ from tests.conformance.comparison import Call, Tally, compare, run, same
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 
+LINALG = vars(torch._C)["_linalg"]  # its type stubs lack it
+
 SKIPPED = {
     "cudnn_convolution": "no kernel but cuDNN's",
     "cudnn_convolution_transpose": "no kernel but cuDNN's",
@@ -62,7 +64,9 @@ class Entry:
             yield "method", getattr(torch.Tensor, self.op)
 
 
-def entry(row: tuple[Any, ...], run_as: torch.dtype, module: Any = torch, out: torch.dtype | None = None) -> Entry:
+def entry(
+    row: tuple[Any, ...], run_as: torch.dtype, module: Any = torch, out: torch.dtype | None = None
+) -> Entry:
     kwargs = row[2] if len(row) > 2 and isinstance(row[2], dict) else {}
     return Entry(row[0], row[1], kwargs, run_as, out or run_as, module)
 
@@ -93,7 +97,7 @@ def cuda_entries(low: torch.dtype) -> list[Entry]:
         *(entry(row, F32) for row in lists.torch_need_autocast_promote),
         *(entry(row, low, torch._C._nn) for row in lists.nn_fp16),
         *(entry(row, F32, torch._C._nn) for row in lists.nn_fp32),
-        *(entry(row, low, torch._C._linalg) for row in lists.linalg_fp16),
+        *(entry(row, low, LINALG) for row in lists.linalg_fp16),
         *(entry(row, low, None) for row in lists.methods_fp16),
         *(entry(row, F32, None) for row in lists.methods_fp32),
     ]
@@ -104,7 +108,9 @@ def module_of(op: str) -> Any:
 
 
 @pytest.mark.parametrize("low", [BF16, F16], ids=str)
-def test_every_entry_of_the_cpus_lists_is_eager_autocast(low: torch.dtype, count: Callable[[object], None]) -> None:
+def test_every_entry_of_the_cpus_lists_is_eager_autocast(
+    low: torch.dtype, count: Callable[[object], None]
+) -> None:
     checks, problems = check(cpu_entries(low), Policy.native("cpu", low), nullcontext())
     count(f"{checks} checks")
     assert not problems, "\n".join(problems)
@@ -112,7 +118,8 @@ def test_every_entry_of_the_cpus_lists_is_eager_autocast(low: torch.dtype, count
 
 
 def test_every_entry_of_the_cuda_lists_is_eager_autocast(count: Callable[[object], None]) -> None:
-    checks, problems = check(cuda_entries(F16), cuda_policy_on_cpu.policy(F16), cuda_policy_on_cpu.installed())
+    policy = cuda_policy_on_cpu.policy(F16)
+    checks, problems = check(cuda_entries(F16), policy, cuda_policy_on_cpu.installed())
     count(f"{checks} checks")
     assert not problems, "\n".join(problems)
     assert checks == CUDA_CHECKS
@@ -130,7 +137,9 @@ def test_a_banned_operator_raises_what_eager_autocast_raises(low: torch.dtype) -
     assert str(converted.value).startswith(str(eager.value))
 
 
-def check(entries: list[Entry], policy: Policy, context: AbstractContextManager[None]) -> tuple[int, list[str]]:
+def check(
+    entries: list[Entry], policy: Policy, context: AbstractContextManager[None]
+) -> tuple[int, list[str]]:
     """How many variants were compared, and what is wrong with them."""
     checks, problems = 0, []
     with context:
@@ -151,7 +160,8 @@ def check_variant(row: Entry, name: str, function: Callable[..., Any], policy: P
     problems = [str(difference) for difference in tally.differences]
     problems += [f"{name} runs eagerly: {reason}" for _, reason in tally.eager]
     problems += [f"{name} raises: {eager.error}"] if eager.error is not None else []
-    control = run(Call(name, function, tree_map(lambda value: cast(value, row.run_as), args), row.kwargs), function)
+    cast_args = tree_map(lambda value: cast(value, row.run_as), args)
+    control = run(Call(name, function, cast_args, row.kwargs), function)
     if not same(eager.results, control.results):
         problems.append(f"{name}: other results than with all arguments in {row.run_as}")
     problems += [
@@ -163,8 +173,10 @@ def check_variant(row: Entry, name: str, function: Callable[..., Any], policy: P
 
 
 def differentiable(value: Any) -> Any:
-    return value.requires_grad_() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+    floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.requires_grad_() if floating else value
 
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
-    return value.detach().to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+    floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.detach().to(dtype) if floating else value

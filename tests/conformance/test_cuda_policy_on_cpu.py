@@ -12,7 +12,10 @@ from tests.conformance.cuda_policy_on_cpu import BANNED, installed, policy
 from tests.policy.probe import Observed, arguments, observe, overload, region
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
-DTYPES = [[F32], [F16], [BF16], [F64], [torch.int64], [F32, F16], [F16, F32], [BF16, F32], [F32, F16, BF16], [F16, F64]]
+DTYPES = [
+    [F32], [F16], [BF16], [F64], [torch.int64],
+    [F32, F16], [F16, F32], [BF16, F32], [F32, F16, BF16], [F16, F64],
+]  # fmt: skip
 MOST = 200
 """At least as many observations, a dtype pattern of an operator each, are compared."""
 
@@ -53,10 +56,16 @@ def test_a_leaf_is_cast_once_in_a_region_and_again_in_the_next() -> None:
     with installed():
         with torch.autocast("cpu", F16):
             one, other = torch.mm(weight, weight), torch.mv(weight, torch.ones(2))
-            assert one.grad_fn.next_functions[0][0] is other.grad_fn.next_functions[0][0]
+            assert cast_of(one) is cast_of(other)
         with torch.autocast("cpu", F16):
             later = torch.mv(weight, torch.ones(2))
-    assert one.grad_fn.next_functions[0][0] is not later.grad_fn.next_functions[0][0]
+    assert cast_of(one) is not cast_of(later)
+
+
+def cast_of(result: torch.Tensor) -> object:
+    """What computed the first argument of the operator that gave *result*, for the gradient."""
+    assert result.grad_fn is not None
+    return result.grad_fn.next_functions[0][0]
 
 
 def observed(name: str, dtypes: list[torch.dtype], device: str) -> Observed:

@@ -14,7 +14,7 @@ import torch
 
 from fxamp.policy import Policy
 from tests.conformance import cuda_policy_on_cpu
-from tests.conformance.comparison import Tally, compare
+from tests.conformance.comparison import Call, Tally, compare
 from tests.conformance.op_samples import OPERATORS, calls_of, unseeded
 
 F16, BF16 = torch.float16, torch.bfloat16
@@ -28,6 +28,7 @@ POLICIES = {
 }
 
 _VALUE = "Python gets a value out of a tensor, which a graph cannot hold"
+_FUNCTION = "a custom autograd.Function takes part in the gradient"
 _SIZE = "the result's size depends on values"
 EAGER = {
     "allclose": _VALUE,
@@ -38,9 +39,10 @@ EAGER = {
     "linalg.lstsq": "the kernel picks the size of the residuals by the rank",
     "linalg.lstsq.grad_oriented": "the kernel picks the size of the residuals by the rank",
     "nn.functional.ctc_loss": _SIZE,
+    "tensor_split": "where the indices are a tensor, the sizes of the results are its values",
     "nn.functional.gaussian_nll_loss": "refuses negative variances by value",
-    "nn.functional.linear_cross_entropy.chunked": "a custom autograd.Function takes part in the gradient",
-    "nn.functional.linear_cross_entropy.chunked_none": "a custom autograd.Function takes part in the gradient",
+    "nn.functional.linear_cross_entropy.chunked": _FUNCTION,
+    "nn.functional.linear_cross_entropy.chunked_none": _FUNCTION,
 }
 """The operators whose calls cannot be captured, and why; their calls prove nothing about a graph."""
 
@@ -74,6 +76,28 @@ def test_every_operator_is_eager_autocast(name: str, part: int, count: Callable[
 def test_the_operators_that_run_eagerly_are_known_to_this_torch_or_new_in_another() -> None:
     assert sum(name in OPERATORS for name in EAGER) >= len(EAGER) - 2  # two are new in torch 2.14
     assert all(name in OPERATORS for name in FEW)
+
+
+def test_a_call_that_seeds_torch_and_restores_its_state_is_not_replayed_from_a_graph() -> None:
+    def noise(x: torch.Tensor) -> torch.Tensor:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(7)
+            return x + torch.rand_like(x)
+
+    tally = Tally()
+    compare(Call("noise", noise, (torch.ones(4),)), POLICIES["cpu-bf16"], tally)
+    assert not tally.differences
+    assert len(tally.eager) == 1
+
+
+def test_an_operator_from_outside_of_torch_runs_in_the_region_that_its_kernel_may_consult() -> None:
+    tally = Tally()
+    with torch.library._scoped_library("fxamp_conformance", "FRAGMENT") as library:
+        library.define("product(Tensor x) -> Tensor")
+        library.impl("product", lambda x: torch.matmul(x, x), "CompositeExplicitAutograd")
+        operator = torch.ops.fxamp_conformance.product.default
+        compare(Call("product", operator, (torch.ones(3, 3),)), POLICIES["cpu-bf16"], tally)
+    assert tally.forward == 1, tally.differences
 
 
 def check(names: Iterable[str], policy: Policy, samples: int, count: Callable[[object], None]) -> None:

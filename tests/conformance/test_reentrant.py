@@ -25,11 +25,15 @@ from fxamp.policy.reentrant import REENTRANT
 from tests.conformance.op_samples import OPERATORS, calls_of, unseeded
 from tests.policy.probe import overload
 
-RULES = Policy.native("cpu", torch.bfloat16).rules.keys() | Policy.native("cuda", torch.float16).rules.keys()
+RULES = {
+    name
+    for device, low in (("cpu", torch.bfloat16), ("cuda", torch.float16))
+    for name in Policy.native(device, low).rules
+}
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 BELOW = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
-MATRIX = torch.tensor([[3.0, 1.0, 0.5, 0.1], [1.0, 4.0, 1.0, 0.2], [0.5, 1.0, 5.0, 1.0], [0.1, 0.2, 1.0, 6.0]])
+MATRIX = torch.diag(torch.tensor([3.0, 4.0, 5.0, 6.0])) + 0.5
 LAYER = torch.nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
 EXAMPLES: dict[str, tuple[Any, ...]] = {
     "aten::linalg_pinv.atol_rtol_tensor": (MATRIX,),
@@ -37,6 +41,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "aten::linalg_polar": (MATRIX,),
     "aten::_linalg_det": (MATRIX,),
     "aten::_linalg_slogdet": (MATRIX,),
+    "aten::affine_grid_generator": (torch.ones(2, 2, 3), [2, 1, 4, 4], False),
     "aten::_trilinear": (torch.ones(2, 3, 4), torch.ones(2, 3, 4), torch.ones(2, 3, 4), [], [], [], [2]),
     "aten::_sparse_addmm": (MATRIX, MATRIX.to_sparse(), MATRIX),
     "aten::_safe_softmax": (MATRIX, 0),
@@ -86,13 +91,15 @@ class Watcher:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
+        """Watch all operators that are called meanwhile, in a region."""
         library = torch.library.Library("aten", "IMPL")
         try:
             for name in sorted(RULES):
                 kernel = self._kernel(overload(name))
                 short = name.removeprefix("aten::")
                 library.impl(short, kernel, "AutocastCPU", with_keyset=True, allow_override=True)
-            with torch.autocast("cpu", torch.bfloat16), enable_python_dispatcher(), RecordingMode(self._record):
+            region = torch.autocast("cpu", torch.bfloat16)
+            with region, enable_python_dispatcher(), RecordingMode(self._record):
                 yield
         finally:
             library._destroy()
@@ -133,9 +140,9 @@ def test_a_kernel_in_the_table_calls_what_its_row_says(name: str) -> None:
     with torch.no_grad(), watcher.watching():
         overload(name)(*EXAMPLES[name], **KEYWORDS.get(name, {}))
     called = {inner.removeprefix("aten::").partition(".")[0] for inner in watcher.seen[name]}
-    assert called
     told = set(REENTRANT[name].replace(",", " ").split())
-    assert called <= told
+    assert called <= told or "..." in told
+    assert called & told
 
 
 @pytest.mark.slow

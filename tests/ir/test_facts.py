@@ -17,7 +17,7 @@ WEIGHT = nn.Parameter(torch.ones(2, 3))
 
 def test_a_fact_prints_as_its_dtype_and_shape() -> None:
     assert str(fact_of(torch.ones(2, 3, dtype=torch.bfloat16))) == "bf16[2, 3]"
-    assert str(fact_of(torch.tensor(True))) == "b8[]"
+    assert str(fact_of(torch.ones((), dtype=torch.bool))) == "b8[]"
 
 
 def test_several_tensors_have_several_facts_and_other_values_have_none() -> None:

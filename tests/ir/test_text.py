@@ -66,8 +66,8 @@ def test_keyword_arguments_and_dictionaries_are_shown() -> None:
 
 
 def test_sub_graphs_follow_indented_under_their_names() -> None:
-    outer = symbolic_trace(lambda x: torch.relu(x))
-    outer.add_module("branch", symbolic_trace(lambda x: torch.tanh(x)))
+    outer = symbolic_trace(lambda x: x.relu())
+    outer.add_module("branch", symbolic_trace(lambda x: x.tanh()))
     assert show(outer) == _text("""
         %x: ? = input
         %relu: ? = relu(%x)
