@@ -88,7 +88,8 @@ class ExpandComposites(Pass):
         """Expand inside the body too; say whether anything in it gets cast."""
         expanded = [self._expand(graph, inner, known) for inner in list(graph.nodes)]
         casting = [would_cast(inner, self.policy) for inner in graph.nodes]
-        kept = [inner.target.name() in REENTRANT for inner in graph.nodes if isinstance(inner.target, OpOverload)]
+        operators = [inner.target for inner in graph.nodes if isinstance(inner.target, OpOverload)]
+        kept = [operator.name() in REENTRANT for operator in operators]
         return any(expanded) or any(casting) or any(kept)
 
     def _may_hide_rules(self, node: Node) -> bool:
@@ -106,14 +107,8 @@ class ExpandComposites(Pass):
 
 def _call_key(node: Node) -> Any:
     """Calls with equal keys run through the same body: operator, facts of tensors, other arguments."""
-
-    def described(value: Any) -> Any:
-        if isinstance(value, Node):
-            return str(value.meta.get("fact"))
-        return value
-
-    region = node.meta["region"]
-    return (node.target, region, repr(map_arg((node.args, node.kwargs), lambda n: described(n))))
+    arguments = map_arg((node.args, node.kwargs), lambda arg: str(arg.meta.get("fact")))
+    return (node.target, node.meta["region"], repr(arguments))
 
 
 @dataclass
@@ -205,4 +200,3 @@ def _number(value: Any) -> Any:
     if isinstance(value, torch.SymInt):
         return int(value)
     return value
-

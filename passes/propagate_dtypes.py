@@ -85,7 +85,7 @@ def _value(node: Node, values: dict[Node, Any], *, sized: bool) -> object:
     args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
     assert callable(node.target)
     value = node.target(*args, **kwargs)
-    if node.target is run_in_region:  # the kernel decides, and a fake tensor has none; it was asked at capture
+    if node.target is run_in_region:  # a fake tensor has no kernel to ask; it was asked at capture
         return _as_recorded(value, node.meta["fact"])
     return value
 
@@ -130,4 +130,5 @@ def _hint(number: int | torch.SymInt) -> int:
         return number
     if not number.node.has_hint():
         raise DynamicOutputShapeException(None)  # type: ignore[arg-type]
-    return int(number.node.hint)
+    hint: Any = number.node.hint
+    return int(hint)

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
+import fxamp
+
 __all__ = ["SmallCNN", "SmallTransformer", "assert_like_eager", "autocast", "equal", "run"]
 
 
@@ -101,9 +103,7 @@ def assert_like_eager(
     dtype: torch.dtype = torch.bfloat16,
     eager_modules: tuple[str, ...] = (),
 ) -> Any:
-    """Convert a copy of *model*, compare one call with eager autocast in everything, give the converted one."""
-    import fxamp
-
+    """Convert a copy of *model*, compare one call with eager autocast, and give the converted model."""
     kwargs = kwargs or {}
     ours, theirs = copy.deepcopy(model), copy.deepcopy(model)
     amp = fxamp.convert(ours, device_type="cpu", dtype=dtype)

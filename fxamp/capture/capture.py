@@ -20,9 +20,10 @@ from torch import nn
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fxamp.capture.dynamic_shapes import symbolic_sizes
-from fxamp.capture.mirror import Mirror, Rebinding
+from fxamp.capture.mirror import Mirror
 from fxamp.capture.recorder import Recorder, RecordingMode
 from fxamp.capture.refusals import randomness_refused, torchscript_refused
 from fxamp.capture.sources import Place, Source, places_of
@@ -48,6 +49,7 @@ class Captured:
             tensors that are put back into attributes.
         region: The state of autocast that the call began in.
         fakes: The mode that the fake tensors in ``node.meta["val"]`` live in.
+        env: What is known of their sizes.
         sources: Where each ``get_attr`` node's tensor lives.
         result: The structure of the result.
         rebound: Where the trailing outputs go, one place each.
@@ -58,6 +60,7 @@ class Captured:
     graph: Graph
     region: Region
     fakes: FakeTensorMode
+    env: ShapeEnv
     sources: dict[Node, Source]
     result: Spec
     rebound: tuple[Place, ...]
@@ -126,16 +129,20 @@ def _capture(
     for fake, name in zip(faked, _input_names(function, args, kwargs), strict=True):
         recorder.add_input(fake, name)
     refuse = recorder.refuse
-    with randomness_refused(refuse), torchscript_refused(refuse), recording(recorder, region):
-        result = function(*args, **kwargs)
-        recorder.raise_refusal()
-        result_spec, outputs = flatten(result)
-        rebound = mirror.rebindings() if mirror else []
-        recorder.finish([*outputs, *(rebinding.tensor for rebinding in rebound)])
+    try:
+        with randomness_refused(refuse), torchscript_refused(refuse), recording(recorder, region):
+            result = function(*args, **kwargs)
+            recorder.raise_refusal()
+            result_spec, outputs = flatten(result)
+            rebound = mirror.rebindings() if mirror else []
+            recorder.finish([*outputs, *(rebinding.tensor for rebinding in rebound)])
+    finally:
+        env.refuse = None  # torch's cache of dispatches by size keeps the environment, and no more, for good
     return Captured(
         graph=recorder.graph,
         region=region,
         fakes=fakes,
+        env=env,
         sources=recorder.sources,
         result=result_spec,
         rebound=tuple(rebinding.place for rebinding in rebound),

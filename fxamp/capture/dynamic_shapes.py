@@ -51,7 +51,8 @@ def _sizes(value: Any, shape: Any, name: str) -> list[list[bool]]:
     if isinstance(value, torch.Tensor):
         return [_sizes_of_tensor(value, shape, name)]
     if isinstance(value, (list, tuple)) and isinstance(shape, Sequence) and len(value) == len(shape):
-        pairs = [(item, entry, f"{name}[{i}]") for i, (item, entry) in enumerate(zip(value, shape, strict=True))]
+        both = enumerate(zip(value, shape, strict=True))
+        pairs = [(item, entry, f"{name}[{index}]") for index, (item, entry) in both]
     elif isinstance(value, Mapping) and isinstance(shape, Mapping):
         pairs = [(item, shape.get(key), f"{name}[{key!r}]") for key, item in value.items()]
     elif shape is None:
@@ -67,7 +68,9 @@ def _sizes_of_tensor(tensor: torch.Tensor, shape: Any, name: str) -> list[bool]:
     if isinstance(shape, Mapping):
         outside = [dim for dim in shape if not -tensor.dim() <= dim < tensor.dim()]
         if outside:
-            raise ValueError(f"dynamic_shapes for {name!r}: no dimension {outside[0]} in {tuple(tensor.shape)}")
+            raise ValueError(
+                f"dynamic_shapes of {name!r}: no dimension {outside[0]} of {tuple(tensor.shape)}"
+            )
         chosen = {dim % tensor.dim(): entry for dim, entry in shape.items()}
         return [_is_symbolic(chosen.get(dim)) for dim in range(tensor.dim())]
     if len(shape) != tensor.dim():

@@ -23,7 +23,7 @@ def with_kernel_dtypes(func: OpOverload, args: Any, kwargs: Any, result: Any) ->
     state = generator.get_state()
     try:
         with unset_fake_temporarily(), torch.no_grad():
-            real_args, real_kwargs = map_aggregate((args, kwargs), _real)  # type: ignore[misc]
+            real_args, real_kwargs = map_aggregate((args, kwargs), _real)
             real = func(*real_args, **real_kwargs)
     except (RuntimeError, ValueError, IndexError):  # it needs more sensible values than ones
         return result
@@ -34,11 +34,12 @@ def with_kernel_dtypes(func: OpOverload, args: Any, kwargs: Any, result: Any) ->
 
 def _real(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        shape = [int(size.node.hint) if isinstance(size, torch.SymInt) else size for size in value.shape]
+        shape = [_real(size) for size in value.shape]
         floating = value.dtype.is_floating_point or value.dtype.is_complex
         return torch.full(shape, 1 if floating else 0, dtype=value.dtype, device=value.device)
     if isinstance(value, torch.SymInt):
-        return int(value.node.hint)
+        hint: Any = value.node.hint
+        return int(hint)
     return value
 
 

@@ -62,7 +62,8 @@ class Mirror:
         if isinstance(value, MethodType) and isinstance(value.__self__, nn.Module):
             return MethodType(value.__func__, self._copy(value.__self__))
         if type(value) is functools.partial:
-            return functools.partial(self._copy(value.func), *self._copy(value.args), **self._copy(value.keywords))
+            function, args, keywords = (self._copy(part) for part in (value.func, value.args, value.keywords))
+            return functools.partial(function, *args, **keywords)
         return self._copy_container(value)
 
     def _copy_container(self, value: Any) -> Any:
@@ -129,17 +130,17 @@ class Mirror:
             if name in own:
                 continue
             place = Place(path, kind, name)
-            if name not in after or name not in before and not isinstance(after[name], torch.Tensor):
+            if name not in after or (name not in before and not isinstance(after[name], torch.Tensor)):
                 raise CaptureError(f"forward adds or removes the attribute {place.qualified!r}")
             old, new = before.get(name), after[name]
             if isinstance(new, torch.Tensor) and new is not old:
                 found.append(Rebinding(place, new))
             elif not self._alike(old, new):
-                raise CaptureError(f"forward changes the attribute {place.qualified!r} of {type(old).__name__}")
+                raise CaptureError(f"forward changes the attribute {place.qualified!r}")
         return found
 
     def _alike(self, old: Any, new: Any) -> bool:
-        if old is new or self._copies.get(id(old)) is new and isinstance(old, nn.Module):
+        if old is new or (self._copies.get(id(old)) is new and isinstance(old, nn.Module)):
             return True
         if isinstance(old, torch.Tensor) or isinstance(new, torch.Tensor) or type(old) is not type(new):
             return False

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch._ops import OpOverload
@@ -40,8 +40,8 @@ from fxamp.ir.facts import fact_of, is_cacheable_leaf
 from fxamp.ir.operators import is_composite, is_inplace
 from fxamp.ir.regions import Region, enter_region, observe_region
 from fxamp.ir.where import where_now
-from fxamp.policy.reentrant import REENTRANT
 from fxamp.policy.dispatcher import registered
+from fxamp.policy.reentrant import REENTRANT
 
 __all__ = ["Recorder", "RecordingMode", "set_grad_enabled"]
 
@@ -56,7 +56,7 @@ _AUTOCAST_ERRORS = ("unsafe to autocast", "Unexpected floating ScalarType in at:
 
 def saved_tensors_hooks() -> object:
     """The pair of hooks that autograd now packs saved tensors with, or ``None``."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: FBT003
 
 
 class RecordingMode(ProxyTorchDispatchMode):
@@ -73,7 +73,11 @@ class RecordingMode(ProxyTorchDispatchMode):
         self._record = record
 
     def __torch_dispatch__(
-        self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: OpOverload,
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> object:
         return self._record(func, args, kwargs or {})
 
@@ -147,7 +151,7 @@ class Recorder:
     def finish(self, outputs: list[object]) -> None:
         """End the graph with *outputs*, in the gradient mode it began with."""
         self._hold_latest()
-        nodes: Any = map_aggregate(outputs, self._argument)  # type: ignore[arg-type]
+        nodes: Any = map_aggregate(cast("Any", outputs), self._argument)
         self._observe_grad(self.grad_at_entry)
         self.graph.output(tuple(nodes))
 
@@ -182,10 +186,10 @@ class Recorder:
             return args[0]  # the tail of torch.tensor(...)
         where = where_now(self.modules[-1])
         self._observe_modes()
-        nodes = map_aggregate((args, kwargs), self._argument)
+        nodes: Any = map_aggregate((args, kwargs), self._argument)
         fake_args, fake_kwargs = self._fake(args), self._fake(kwargs)
         result = self._dispatch(func, fake_args, fake_kwargs, where)
-        node = self._call_function(func, nodes[0], nodes[1])  # type: ignore[index]
+        node = self._call_function(func, nodes[0], nodes[1])
         node.meta["where"] = where
         self._annotate(node, result)
         tracked = self._track_result(func, node, result)
@@ -200,13 +204,14 @@ class Recorder:
     def _dispatch(self, func: OpOverload, args: Any, kwargs: Any, where: object) -> object:
         try:
             result = self._call_as_on_real_tensors(func, args, kwargs)
-            if self._region.enabled and func.name() in REENTRANT and not self.concrete and not is_inplace(func):
-                return with_kernel_dtypes(func, args, kwargs, result)
-            return result
         except RuntimeError as error:
             if any(text in str(error) for text in _AUTOCAST_ERRORS):
                 raise PolicyError(f"{error}\n  at {func.name()} ({where})") from error
             raise
+        consults = self._region.enabled and func.name() in REENTRANT
+        if consults and not self.concrete and not is_inplace(func):
+            return with_kernel_dtypes(func, args, kwargs, result)
+        return result
 
     def _call_as_on_real_tensors(self, func: OpOverload, args: Any, kwargs: Any) -> object:
         """Call *func*; open a composite operator above autocast, as the dispatcher does for real tensors.
@@ -254,12 +259,13 @@ class Recorder:
     def _track_items(self, func: OpOverload, node: Node, result: Any) -> Any:
         items = []
         for index, item in enumerate(result):
-            if isinstance(item, (torch.Tensor, list, tuple, *_SYMBOLIC)):
-                part = self.graph.call_function(operator.getitem, (node, index))
-                part.meta.update(node.meta)
-                self._annotate(part, item)
-                item = self._track_result(func, part, item)
-            items.append(item)
+            if not isinstance(item, (torch.Tensor, list, tuple, *_SYMBOLIC)):
+                items.append(item)
+                continue
+            part = self.graph.call_function(operator.getitem, (node, index))
+            part.meta.update(node.meta)
+            self._annotate(part, item)
+            items.append(self._track_result(func, part, item))
         if isinstance(result, tuple) and hasattr(result, "_fields"):
             return type(result)(*items)
         return type(result)(items) if type(result) in (list, tuple) else result
@@ -283,7 +289,7 @@ class Recorder:
         if isinstance(result, torch.Tensor) and node.meta.get("val") is result is self._alive[-1]:
             self._alive.pop()
             del node.meta["val"]
-            self._latest = (node, id(result), TensorWeakRef(result))
+            self._latest = (node, id(result), TensorWeakRef(cast("torch.Tensor", result)))
 
     def _hold_latest(self) -> None:
         if self._latest is None:
@@ -351,7 +357,7 @@ class Recorder:
     def _observe_modes(self) -> None:
         region = observe_region(self._region.device_type)
         if region != self._region:
-            self.graph.call_function(enter_region, (region,)).meta["fact"] = None
+            self.graph.call_function(enter_region, (cast("Any", region),)).meta["fact"] = None
             self._region = region
         self._observe_grad(torch.is_grad_enabled())
 

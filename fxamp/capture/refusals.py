@@ -62,19 +62,20 @@ class _Untouchable:
 
 @contextmanager
 def _seeding_refused(refuse: Callable[[CaptureError], None]) -> Iterator[None]:
-    generator = torch.random.default_generator
-    torch.random.default_generator = _Untouchable(generator, refuse)  # type: ignore[assignment]
+    names: dict[str, Any] = vars(torch.random)
+    generator = names["default_generator"]
+    names["default_generator"] = _Untouchable(generator, refuse)
     try:
         yield
     finally:
-        torch.random.default_generator = generator
+        names["default_generator"] = generator
 
 
 @contextmanager
 def torchscript_refused(refuse: Callable[[CaptureError], None]) -> Iterator[None]:
     """Call ``refuse(error)`` and raise *error* where this thread calls scripted code; others may."""
     here = threading.get_ident()
-    classes = (torch._C.ScriptFunction, torch._C.ScriptMethod)
+    classes: tuple[Any, ...] = (torch._C.ScriptFunction, torch._C.ScriptMethod)
     originals = [cls.__call__ for cls in classes]
 
     def guarded(original: Callable[..., Any]) -> Callable[..., Any]:

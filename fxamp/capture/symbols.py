@@ -8,10 +8,11 @@ function of the real sizes.  A call that fails it is captured again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, cast
 
 import sympy
 import torch
@@ -69,7 +70,7 @@ def fake_input(mode: FakeTensorMode, tensor: torch.Tensor, symbolic: Sequence[bo
     """
     plain = tensor.detach()
     if any(symbolic) and plain.layout == torch.strided:
-        context = StatelessSymbolicContext(
+        context: Any = StatelessSymbolicContext(
             dynamic_sizes=[DimDynamic.DYNAMIC if size else DimDynamic.STATIC for size in symbolic],
             constraint_sizes=[None] * plain.dim(),
         )
@@ -82,13 +83,14 @@ def fake_input(mode: FakeTensorMode, tensor: torch.Tensor, symbolic: Sequence[bo
     if tensor.is_leaf and not tensor._is_view():
         return fake
     with mode, torch.enable_grad():  # a clone is no leaf, as the input is none
-        return fake.clone()
+        clone: Any = fake.clone()
+        return cast("FakeTensor", clone)
 
 
 class _SizeTracer(GraphAppendingTracer):
     """Writes arithmetic on sizes; such nodes hold no tensor."""
 
-    def create_node(self, *args: object, **kwargs: object) -> Node:
+    def create_node(self, *args: Any, **kwargs: Any) -> Node:
         node = super().create_node(*args, **kwargs)
         node.meta["fact"] = None
         return node
@@ -149,7 +151,8 @@ class SizeNodes:
         missing = expr.free_symbols - known.keys()
         if missing:
             raise LookupError(f"no tensor has the size {sorted(map(str, missing))}")
-        return sympy_interp(PythonReferenceAnalysis, known, expr).node
+        proxy: Proxy = sympy_interp(PythonReferenceAnalysis, known, expr)
+        return proxy.node
 
 
 @dataclass(frozen=True)
@@ -184,8 +187,8 @@ def shape_guard(fakes: Sequence[torch.Tensor], env: ShapeEnv) -> Guard:
     lines = [f"    {symbol} = {read}" for read, symbol in reads]
     lines += [f"    if not ({condition}): return False" for condition in conditions]
     code = "def holds(x):\n" + "\n".join([*lines, "    return True"])
-    scope: dict[str, Callable[[Sequence[torch.Tensor]], bool]] = {"math": __import__("math")}
-    exec(compile(code, "<shape guard>", "exec"), scope)  # noqa: S102
+    scope: dict[str, Any] = {"math": math}
+    exec(compile(code, "<shape guard>", "exec"), scope)
     return Guard(tuple(conditions), scope["holds"])
 
 
@@ -195,7 +198,7 @@ def _sizes(fakes: Sequence[torch.Tensor]) -> tuple[list[tuple[str, sympy.Symbol]
     conditions: list[str] = []
     known: set[sympy.Symbol] = set()
     for index, fake in enumerate(fakes):
-        queries = [("size", fake.shape)]
+        queries: list[tuple[str, Sequence[int]]] = [("size", fake.shape)]
         if fake.layout == torch.strided:
             queries.append(("stride", fake.stride()))
         for query, sizes in queries:
@@ -207,4 +210,3 @@ def _sizes(fakes: Sequence[torch.Tensor]) -> tuple[list[tuple[str, sympy.Symbol]
                 elif query == "size":
                     conditions.append(f"{read} == {value}")
     return reads, conditions
-

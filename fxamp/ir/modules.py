@@ -9,7 +9,7 @@ __all__ = ["is_opaque"]
 
 
 def is_opaque(module: nn.Module) -> bool:
-    """Whether *module* is compiled already, by TorchScript or Dynamo: its Python is not there to be recorded."""
+    """Whether *module* is compiled already, by TorchScript or Dynamo: there is no Python to record."""
     if isinstance(module, torch.jit.ScriptModule):
         return True
     # torch._dynamo takes long to import, so its class is known by name

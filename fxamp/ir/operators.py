@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache
 
 import torch
 from torch._ops import OpOverload
@@ -47,7 +47,7 @@ def operator_name(target: object) -> str:
     return str(getattr(target, "__name__", target))
 
 
-@lru_cache(maxsize=None)
+@cache
 def is_composite(target: OpOverload) -> bool:
     """Whether the C++ implementation is written in other operators, for autograd too."""
     registered = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -56,13 +56,13 @@ def is_composite(target: OpOverload) -> bool:
     return registered(name, "CompositeImplicitAutograd") and not any(registered(name, key) for key in own)
 
 
-@lru_cache(maxsize=None)
+@cache
 def is_inplace(target: OpOverload) -> bool:
     """Whether the operator writes to an argument (``add_``, ``out=``)."""
     return bool(target._schema.is_mutable)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _is_random(target: OpOverload) -> bool:
     return torch.Tag.nondeterministic_seeded in target.tags
 

@@ -72,9 +72,11 @@ class AmpModule(nn.Module):
         program = self._runner.last
         if program is None:
             raise LookupError(
-                "no graph has been captured\n  call the model once, or see amp.report() for why it runs eagerly"
+                "no graph has been captured\n"
+                "  call the model once, or see amp.report() for why it runs eagerly"
             )
-        return program.module
+        module: GraphModule = program.module
+        return module
 
     @property
     def graph_modules(self) -> tuple[GraphModule, ...]:

@@ -8,7 +8,7 @@ this overload with just these arguments.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -24,9 +24,9 @@ _NAMESPACES = (
     torch._C._nn,
     torch._C._VariableFunctions,
     torch._C._TensorBase,
-    torch._C._linalg,
-    torch._C._special,
-    torch._C._fft,
+    vars(torch._C)["_linalg"],
+    vars(torch._C)["_special"],
+    vars(torch._C)["_fft"],
 )
 _EXAMPLES = {int: 3, float: 3.0}
 _BUILTIN = (type(torch._C._nn.linear), type(torch._C._TensorBase.view))
@@ -59,19 +59,18 @@ def _frozen(value: Any) -> Any:
     return (None, type(value), value)
 
 
-def _thawed(value: Any, tensor: torch.Tensor) -> Any:
+def _thawed(value: Any) -> Any:
     if value[0] is None:
         if value[2] is torch.Tensor:
-            return tensor
+            return torch.empty(0)
         return _EXAMPLES.get(value[2], value[2]) if isinstance(value[2], type) else value[2]
-    return [_thawed(item, tensor) for item in value[1]]
+    return [_thawed(item) for item in value[1]]
 
 
-@lru_cache(maxsize=None)
+@cache
 def _direct_call(op: OpOverload, args: Any, kwargs: Any) -> Callable[..., Any] | None:
-    tensor = torch.empty(0)
-    call_args = tuple(_thawed(item, tensor) for item in args[1])
-    call_kwargs = {key: _thawed(value, tensor) for key, value in kwargs}
+    call_args = tuple(_thawed(item) for item in args[1])
+    call_kwargs = {key: _thawed(value) for key, value in kwargs}
     wanted = _complete(op, call_args, call_kwargs)
     for builtin in _candidates(op):
         if _reached(builtin, call_args, call_kwargs) == (op, wanted):
@@ -106,19 +105,14 @@ def _reached(builtin: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
 
 def _complete(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """Every argument of the schema, defaults filled in; tensors by identity, numbers with their class."""
-    values = []
-    for index, argument in enumerate(op._schema.arguments):
-        if index < len(args):
-            value = args[index]
-        else:
-            value = kwargs.get(argument.name, argument.default_value)
-        values.append(_comparable(value))
-    return values
+    given = {argument.name: value for argument, value in zip(op._schema.arguments, args, strict=False)}
+    given |= kwargs
+    return [_comparable(given.get(arg.name, arg.default_value)) for arg in op._schema.arguments]
 
 
 def _comparable(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return ("tensor", value.dim())
+        return ("tensor", id(value))
     if isinstance(value, (list, tuple)):
         return [_comparable(item) for item in value]
     return (type(value), value)

@@ -364,7 +364,7 @@ def _named_gradients(optimizer: Optimizer, names: Mapping[Tensor, str]) -> Itera
 def _stored(gradient: Tensor) -> Tensor:
     """The values that this process holds of a sparse or a sharded gradient."""
     if gradient.is_sparse:
-        return gradient._values()  # noqa: SLF001 - what torch tests, uncoalesced
+        return gradient._values()
     to_local: Callable[[], Tensor] | None = getattr(gradient, "to_local", None)
     return gradient if to_local is None else to_local()
 
@@ -372,5 +372,5 @@ def _stored(gradient: Tensor) -> Tensor:
 def _witness(optimizer: Optimizer) -> tuple[WeakIdRef, int] | None:
     """The first gradient and its version: as long as it is equal, no backward or zeroing came by."""
     for _, gradient in _named_gradients(optimizer, {}):
-        return WeakIdRef(gradient), gradient._version  # noqa: SLF001 - the only count of writes
+        return WeakIdRef(gradient), gradient._version
     return None

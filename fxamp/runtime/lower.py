@@ -54,7 +54,7 @@ def lower(graph: Graph, keep_cast: Callable[..., torch.Tensor] | None = None) ->
     writer = _Writer(graph, keep_cast)
     text = writer.write()
     scope = dict(writer.scope)
-    exec(compile(text, "<fxamp flat code>", "exec"), scope)  # noqa: S102
+    exec(compile(text, "<fxamp flat code>", "exec"), scope)
     return FlatCode(text, scope["run"])
 
 
@@ -80,8 +80,10 @@ class _Writer:
             dead = [self.names[used] for used in last_uses.get(node, ())]
             if dead and node.op != "output":
                 self.lines.append(f"del {', '.join(dead)}")
-        head = [f"{_tuple(names)} = {source}" for names, source in ((inputs, "inputs"), (tensors, "tensors")) if names]
-        return "def run(inputs, tensors):\n" + "\n".join(f"    {line}" for line in [*head, *self._body()]) + "\n"
+        arguments = ((inputs, "inputs"), (tensors, "tensors"))
+        head = [f"{_tuple(names)} = {source}" for names, source in arguments if names]
+        lines = [f"    {line}\n" for line in (*head, *self._body())]
+        return "".join(["def run(inputs, tensors):\n", *lines])
 
     def _body(self) -> list[str]:
         if not any(node.target is set_grad_enabled for node in self.graph.nodes):

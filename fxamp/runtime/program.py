@@ -105,7 +105,7 @@ def build_program(
     return Program(
         module=module,
         code=lower(module.graph, keep_cast),
-        guard=shape_guard(captured.inputs, captured.fakes.shape_env),
+        guard=shape_guard(captured.inputs, captured.env),
         result=captured.result,
         region=region,
         kept=_kept(captured, module, root),

@@ -1,4 +1,4 @@
-"""What was decided: for every operator its rule and dtypes, in total the casts, and what stayed eager and why."""
+"""What was decided: the rule and dtypes of every operator, the casts, and what stayed eager and why."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ class Report:
 
     def __str__(self) -> str:
         lines = [str(row) for row in self.operators]
-        counts = ", ".join(f"{count} {rule or 'without a rule'}" for rule, count in sorted(self.totals.items()))
+        totals = sorted(self.totals.items())
+        counts = ", ".join(f"{count} {rule or 'without a rule'}" for rule, count in totals)
         lines.append(f"{len(self.casts)} graphs, {sum(self.casts)} casts; operators: {counts or 'none'}")
         lines += [f"eager: {piece}" for piece in self.eager]
         return "\n".join(lines)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from fxamp.capture.structure import Spec, flatten
 from fxamp.capture.symbols import Sizes
@@ -207,7 +207,7 @@ class Runner:
         if not isinstance(self.function, nn.Module):
             return False
         tensors = [*self.function.parameters(), *self.function.buffers()]
-        return any(isinstance(tensor, UninitializedTensorMixin) for tensor in tensors)
+        return any(is_lazy(tensor) for tensor in tensors)
 
     # --- eager pieces -------------------------------------------------------------------------------
 

@@ -37,22 +37,24 @@ def shadow_of(module: nn.Module, host: Host) -> nn.Module:
 def _make(module: nn.Module, host: Host, path: str, child: nn.Module | None) -> nn.Module:
     if is_opaque(module):
         return module
-    shadow = object.__new__(_shadow_class(type(module)))
+    cls: Any = type(module)
+    shadow: nn.Module = object.__new__(_shadow_class(cls))
     object.__setattr__(shadow, "__dict__", module.__dict__)
-    for slot, value in zip(_SLOTS, (host, path, child, {}), strict=True):
+    values: tuple[object, ...] = (host, path, child, {})
+    for slot, value in zip(_SLOTS, values, strict=True):
         object.__setattr__(shadow, slot, value)
     return shadow
 
 
 @lru_cache(maxsize=1024)
-def _shadow_class(cls: type[nn.Module]) -> type[nn.Module]:
+def _shadow_class(cls: Any) -> Any:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self._fxamp_child is None:
             return cls.__call__(self, *args, **kwargs)
         return self._fxamp_host.call_child(self._fxamp_child, self._fxamp_path, args, kwargs)
 
     def get(self: Any, name: str) -> Any:
-        value = cls.__getattr__(self, name)  # type: ignore[operator]
+        value = cls.__getattr__(self, name)
         if isinstance(value, nn.Module):
             return _child_shadow(self, name, value)
         if isinstance(value, nn.Parameter):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections.abc import Callable
 from textwrap import dedent
 from typing import Any
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from fxamp.capture.symbols import Sizes
 from fxamp.errors import CaptureError, PolicyError
 from fxamp.ir.text import show
 from tests.passes.checks import captured
@@ -188,3 +191,14 @@ def test_nothing_is_left_behind() -> None:
     assert random.getstate() == states[1]
     assert not torch.is_autocast_enabled("cpu")
     assert torch.is_grad_enabled()
+
+
+def test_a_model_whose_calls_were_captured_can_be_freed() -> None:
+    model = nn.Linear(2, 2)
+    alive = weakref.ref(model.weight)
+    captured(model, torch.ones(3, 2), sizes=Sizes.ALL)
+    with pytest.raises(CaptureError):
+        captured(lambda x: model(x).item(), torch.ones(3, 2), sizes=Sizes.ALL)
+    del model
+    gc.collect()
+    assert alive() is None

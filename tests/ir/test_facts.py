@@ -50,7 +50,7 @@ def test_the_fact_of_a_node_is_one_tensors_or_none() -> None:
     ],
     ids=["parameter", "leaf", "no gradient", "activation", "view of a leaf", "leaf that is a view"],
 )
-def test_eager_keeps_casts_of_leaves_that_are_no_views(tensor: Tensor, expected: bool) -> None:  # noqa: FBT001
+def test_eager_keeps_casts_of_leaves_that_are_no_views(tensor: Tensor, expected: bool) -> None:
     assert is_cacheable_leaf(tensor) == expected
 
 
@@ -63,7 +63,7 @@ def test_in_inference_mode_nothing_takes_part_in_the_gradient() -> None:
 
 
 @pytest.mark.parametrize("grad", [True, False])
-def test_a_cast_is_no_leaf_and_has_a_gradient_only_where_one_is_recorded(grad: bool) -> None:  # noqa: FBT001
+def test_a_cast_is_no_leaf_and_has_a_gradient_only_where_one_is_recorded(grad: bool) -> None:
     fact = fact_of(WEIGHT)
     assert isinstance(fact, Fact)
     cast = fact.cast_to(torch.float16, grad=grad)

@@ -47,7 +47,7 @@ def test_an_operator_is_named_with_its_overload_and_a_function_by_its_name() -> 
         (aten.silu.default, False),
     ],
 )
-def test_a_composite_is_written_in_other_operators(target: OpOverload, expected: bool) -> None:  # noqa: FBT001
+def test_a_composite_is_written_in_other_operators(target: OpOverload, expected: bool) -> None:
     assert is_composite(target) == expected
 
 
@@ -57,7 +57,7 @@ def test_a_composite_is_written_in_other_operators(target: OpOverload, expected:
 )
 def test_an_operator_is_in_place_if_its_schema_says_that_it_writes(
     target: OpOverload,
-    expected: bool,  # noqa: FBT001
+    expected: bool,
 ) -> None:
     assert is_inplace(target) == expected
 
@@ -78,7 +78,7 @@ def test_an_operator_is_in_place_if_its_schema_says_that_it_writes(
         (torch.sym_max, False),
     ],
 )
-def test_what_does_more_than_return_a_value_is_impure(target: object, expected: bool) -> None:  # noqa: FBT001
+def test_what_does_more_than_return_a_value_is_impure(target: object, expected: bool) -> None:
     assert is_impure(_call(target)) == expected
 
 

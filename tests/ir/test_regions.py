@@ -14,9 +14,9 @@ BF16 = Region("cpu", enabled=True, dtype=torch.bfloat16)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("cache", [True, False])
 def test_a_region_that_is_entered_is_the_one_observed(
-    enabled: bool,  # noqa: FBT001
+    enabled: bool,
     dtype: torch.dtype,
-    cache: bool,  # noqa: FBT001
+    cache: bool,
 ) -> None:
     region = Region("cpu", enabled, dtype, cache)
     before = observe_region("cpu")

@@ -52,10 +52,12 @@ class Prepared:
         return found
 
 
-def captured(function: Callable[..., object], *args: Any, region: Region = BF16) -> Captured:
-    """The call ``function(*args)`` as recorded in *region*, with the sizes of *args*."""
+def captured(
+    function: Callable[..., object], *args: Any, region: Region = BF16, sizes: Sizes = Sizes.FIXED
+) -> Captured:
+    """The call ``function(*args)`` as recorded in *region*, by default with the sizes of *args*."""
     spec, leaves = flatten((args, {}))
-    return capture(function, spec, leaves, region, Sizes.FIXED)
+    return capture(function, spec, leaves, region, sizes)
 
 
 def prepared(

@@ -63,7 +63,7 @@ def test_a_banned_operator_is_refused_with_its_source_line() -> None:
         (torch.ones(1, device="meta"), False),
     ],
 )
-def test_what_is_castable(tensor: Tensor, expected: bool) -> None:  # noqa: FBT001
+def test_what_is_castable(tensor: Tensor, expected: bool) -> None:
     fact = fact_of(tensor)
     assert isinstance(fact, Fact)
     assert castable(fact, CPU) == expected

@@ -37,7 +37,7 @@ class _Training:
             optimizer.zero_grad()
         self.scaler.scale(loss).backward()
         if overflow:
-            self.model.head.weight.grad[0, 0] = float("inf")  # type: ignore[union-attr, index]
+            self.optimizers[1].param_groups[0]["params"][0].grad[0, 0] = float("inf")
         self.scaler.unscale_(self.optimizers[0])
         nn.utils.clip_grad_norm_(self.optimizers[0].param_groups[0]["params"], 1.0)
         for optimizer in self.optimizers:
@@ -67,7 +67,9 @@ def _scaler(kind: type[torch.amp.GradScaler]) -> torch.amp.GradScaler:
 
 def _assert_same(ours: _Training, theirs: _Training, step: int) -> None:
     assert ours.scaler.get_scale() == theirs.scaler.get_scale(), f"scale at step {step}"
-    for (name, one), other in zip(ours.model.state_dict().items(), theirs.model.state_dict().values(), strict=True):
+    for (name, one), other in zip(
+        ours.model.state_dict().items(), theirs.model.state_dict().values(), strict=True
+    ):
         assert equal(one, other), f"{name} at step {step}"
 
 

@@ -16,7 +16,15 @@ torchvision = pytest.importorskip("torchvision", reason="torchvision is not inst
 
 FAST = ("resnet18", "mobilenet_v2", "shufflenet_v2_x0_5", "squeezenet1_1", "lraspp_mobilenet_v3_large")
 # Side of the input image where the smallest that most models take, 64, is too small.
-SIDES = {"inception_v3": 96, "maxvit_t": 224, "alexnet": 96, "densenet": 96, "squeezenet": 96, "vgg": 96, "mnasnet": 96}
+SIDES = {
+    "inception_v3": 96,
+    "maxvit_t": 224,
+    "alexnet": 96,
+    "densenet": 96,
+    "squeezenet": 96,
+    "vgg": 96,
+    "mnasnet": 96,
+}
 SIDES |= {"vit": 224}
 # Over a gigabyte of weights each; their smaller siblings have the same modules.
 TOO_LARGE = {"vit_h_14", "regnet_y_128gf"}
