@@ -91,13 +91,14 @@ def castable(fact: Fact | None, policy: Policy) -> bool:
 
 
 def would_cast(node: Node, policy: Policy) -> bool:
-    """Whether the operator of *node* has a rule and a tensor that the rule looks at."""
+    """Whether the operator of *node* has a rule and a tensor that the rule looks at, no cast that is kept."""
     decision = decide(node, policy)
     if decision is None:
         return False
     if decision.rule.cast is CastPolicy.FP32_SET_OPT_DTYPE:
         return not has_dtype_argument(node) and castable(fact_of_node(node.args[0]), policy)
-    facts = [fact_of_node(item) for value in tensor_arguments(node) for item in _items(value)]
+    items = [item for value in tensor_arguments(node) for item in _items(value)]
+    facts = [fact_of_node(item) for item in items if not (isinstance(item, Node) and "kept" in item.meta)]
     if decision.target is None or decision.rule.cast is CastPolicy.FP32_APPEND_DTYPE:
         return any(castable(fact, policy) for fact in facts)
     return any(castable(fact, policy) and fact.dtype is not decision.target for fact in facts if fact)

@@ -8,8 +8,9 @@ Where a cast stands decides in which order gradients are added up, so the places
 * right before its consumer, the last argument first (GCC evaluates the arguments of the C++ wrapper from
   right to left; the elements of one list go from left to right);
 * anew for every use of an activation;
-* once for a float32 leaf that requires grad (eager's weight cache, whose key is the tensor alone), at its
-  first use, and with gradients recorded even inside ``no_grad`` (torch pull request 165068).
+* once for a float32 leaf that requires grad (eager's weight cache), at its first use, and with gradients
+  recorded even inside ``no_grad`` (torch pull request 165068).  The key is the tensor alone: a region of
+  another dtype inside gets the cast of the outer one, and mostly fails on it, as in eager.
 """
 
 from __future__ import annotations
@@ -24,10 +25,8 @@ from torch.fx import Graph, Node
 from torch.fx.node import Argument, map_arg
 
 from fxamp.capture.recorder import set_grad_enabled
-from fxamp.errors import CaptureError
 from fxamp.ir.facts import fact_of_node
 from fxamp.ir.operators import TO_DTYPE, arguments_in_order, set_argument
-from fxamp.ir.where import locate
 from fxamp.passes.base import Pass
 from fxamp.passes.classify import Decision, castable, has_dtype_argument
 from fxamp.policy import CastPolicy, Policy
@@ -122,12 +121,6 @@ class _Writer:
         if value not in self.kept:
             self.kept[value] = self._write(value, target, grad=self.records_gradients)
             self.kept[value].meta["kept"] = True
-        kept = fact_of_node(self.kept[value])
-        if kept is None or kept.dtype is not target:
-            raise CaptureError(
-                f"{locate(self.node)} asks for %{value.name} as {target}, and eager autocast gives the cast "
-                "that it keeps since a region of another dtype\n  in the inner region:  cache_enabled=False"
-            )
         return self.kept[value]
 
     def _write(self, value: Node, target: torch.dtype, *, grad: bool) -> Node:

@@ -17,6 +17,7 @@ from fxamp.capture.structure import Spec, unflatten
 from fxamp.capture.symbols import Guard, Sizes, shape_guard
 from fxamp.ir.regions import Region
 from fxamp.passes import build_pipeline, run_passes
+from fxamp.passes.base import graphs_of
 from fxamp.policy import Policy
 from fxamp.runtime.lower import FlatCode, lower
 from fxamp.runtime.watch import Slot, TensorWatch
@@ -101,10 +102,12 @@ def build_program(
         run_passes(module, build_pipeline(captured, policy))
     sources = [captured.sources[node] for node in module.graph.nodes if node.op == "get_attr"]
     root = function if isinstance(function, nn.Module) else nn.Module()
+    code = lower(module.graph, keep_cast)
+    _forget_fakes(module)
     module.recompile()
     return Program(
         module=module,
-        code=lower(module.graph, keep_cast),
+        code=code,
         guard=shape_guard(captured.inputs, captured.env),
         result=captured.result,
         region=region,
@@ -119,6 +122,14 @@ def _kept(captured: Captured, module: GraphModule, root: nn.Module) -> frozenset
     casts = [node.args[0] for node in module.graph.nodes if node.meta.get("kept")]
     slots = [_slot(captured.sources[node], root) for node in casts if node in captured.sources]
     return frozenset(id(holder[name]) for holder, name in slots)
+
+
+def _forget_fakes(module: GraphModule) -> None:
+    """Drop the fake tensors and symbolic numbers that the passes worked on; facts say what is to be known."""
+    for graph in graphs_of(module):
+        for node in graph.nodes:
+            node.meta.pop("val", None)
+            node.meta.pop("number", None)
 
 
 def _slot(source: Place | Constant, root: nn.Module) -> Slot:

@@ -194,11 +194,11 @@ def test_nothing_is_left_behind() -> None:
 
 
 def test_a_model_whose_calls_were_captured_can_be_freed() -> None:
-    model = nn.Linear(2, 2)
-    alive = weakref.ref(model.weight)
-    captured(model, torch.ones(3, 2), sizes=Sizes.ALL)
+    models = [nn.Linear(2, 2)]
+    alive = weakref.ref(models[0].weight)
+    captured(models[0], torch.ones(3, 2), sizes=Sizes.ALL)
     with pytest.raises(CaptureError):
-        captured(lambda x: model(x).item(), torch.ones(3, 2), sizes=Sizes.ALL)
-    del model
+        captured(lambda x: models[0](x).item(), torch.ones(3, 2), sizes=Sizes.ALL)
+    models.clear()
     gc.collect()
     assert alive() is None

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from fxamp.errors import CaptureError
 from fxamp.ir.regions import Region
 from fxamp.passes.insert_casts import InsertCasts
 from fxamp.policy import Policy
@@ -190,15 +189,35 @@ def test_an_operator_that_gives_back_its_argument_does_not_part_a_weight_from_it
     assert sum("kept" in node.meta for node in ready.module.graph.nodes) == 1
 
 
-def test_an_outer_region_of_another_dtype_may_keep_the_cast_so_the_graph_is_refused() -> None:
+def test_a_region_of_another_dtype_gets_the_cast_that_the_outer_one_keeps() -> None:
     def mixed(x: Tensor, w: Tensor) -> Tensor:
         y = torch.mm(x, w)
         with torch.autocast("cpu", dtype=torch.float16):
-            return torch.mm(y, w)
+            return torch.mm(w, w) + y
 
-    ready = prepared(InsertCasts, mixed, torch.ones(4, 4), torch.ones(4, 4, requires_grad=True))
-    with pytest.raises(CaptureError, match=r"%mm_1 .* asks for %w as torch.float16"):
-        ready.step(ready.module)
+    check(
+        InsertCasts,
+        mixed,
+        torch.ones(4, 4, dtype=torch.bfloat16),
+        torch.ones(4, 4, requires_grad=True),
+        before="""
+            %x: bf16[4, 4] = input
+            %w: f32[4, 4] = input
+            %mm: bf16[4, 4] = mm(%x, %w)
+            %mm_1: bf16[4, 4] = mm(%w, %w)
+            %add: bf16[4, 4] = add(%mm_1, %mm)
+            return [%add]
+        """,
+        after="""
+            %x: bf16[4, 4] = input
+            %w: f32[4, 4] = input
+            %w_bf16: bf16[4, 4] = to(%w, bf16)
+            %mm: bf16[4, 4] = mm(%x, %w_bf16)
+            %mm_1: bf16[4, 4] = mm(%w_bf16, %w_bf16)
+            %add: bf16[4, 4] = add(%mm_1, %mm)
+            return [%add]
+        """,
+    )
 
 
 def test_another_region_casts_to_another_dtype() -> None:

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from fxamp.ir.regions import Region
 from fxamp.passes.remove_dead_code import RemoveDeadCode
 from tests.passes.checks import check
 
@@ -80,3 +81,19 @@ def test_a_batch_norm_stays_since_it_writes_to_its_running_statistics() -> None:
         return x
 
     check(RemoveDeadCode, program, torch.ones(2, 4), torch.zeros(4), torch.ones(4), before=text, after=text)
+
+
+def test_a_dead_operator_of_several_dtypes_stays_since_its_kernel_may_refuse_them() -> None:
+    text = """
+        %x: f32[2, 2] = input
+        %y: f64[2, 2] = input
+        %addmm: f32[2, 2] = addmm(%x, %x, %y)
+        return [%x]
+    """
+
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        torch.addmm(x, x, y)
+        return x
+
+    x, off = torch.ones(2, 2), Region("cpu", enabled=False, dtype=torch.bfloat16)
+    check(RemoveDeadCode, program, x, x.double(), before=text, after=text, region=off)
