@@ -37,7 +37,8 @@ def convert(
         example_kwargs: Keyword arguments of it.
         device_type: ``"cuda"``, ``"cpu"``, ...; by default where the parameters are.
         dtype: float16 or bfloat16; by default ``torch.get_autocast_dtype(device_type)``.
-        policy: Which operators are cast; by default ``Policy.native(device_type, dtype)``.
+        policy: Which operators are cast; by default ``Policy.native(device_type, dtype)``.  One that differs
+            from torch's own where the model would see it is refused for now.
         dynamic_shapes: Which sizes one captured program serves.  By default all, where the model allows;
             of inputs with more than three dimensions at first only the batch, and all once another
             size is seen.  ``True``: all from the start; ``False``: those of the call that was captured;
@@ -46,6 +47,7 @@ def convert(
     Raises:
         PolicyError: The device type or dtype has no autocast, or, with example arguments, eager autocast
             refuses an operator of the model.
+        ArgumentError: *dynamic_shapes* does not fit the arguments.
         TypeError: *model* is neither a module nor callable.
 
     Example:

@@ -4,24 +4,29 @@ Every one is an ``FxampError`` and also the built-in exception that fits, so cod
 what ``torch.autocast`` raises (``RuntimeError``) keeps working.
 
 ====================  ==================  ======================================
+``ArgumentError``     ``ValueError``      an argument of a function of fxamp does not fit
 ``CaptureError``      ``RuntimeError``    the model cannot be captured as asked
 ``PolicyError``       ``RuntimeError``    a policy forbids the call, or is not one
 ``InvariantError``    ``AssertionError``  fxamp broke its own rules: report it
 ====================  ==================  ======================================
 """
 
-__all__ = ["CaptureError", "FxampError", "InvariantError", "PolicyError"]
+__all__ = ["ArgumentError", "CaptureError", "FxampError", "InvariantError", "PolicyError"]
 
 
 class FxampError(Exception):
     """Base of everything that fxamp raises on its own account; never raised itself."""
 
 
+class ArgumentError(FxampError, ValueError):
+    """Raised when an argument of a function of fxamp does not fit the others (``dynamic_shapes``)."""
+
+
 class CaptureError(FxampError, RuntimeError):
     """Raised when a model cannot be turned into a graph in the way that the caller asked for.
 
-    For example: the arguments do not fit ``forward``, or an ``ExportedProgram`` is given where
-    gradients are needed.  The message names the place in the model and a way out.
+    Users seldom meet it: a converted model runs such a call eagerly and gives the message as the
+    reason in its report.
     """
 
 

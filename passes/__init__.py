@@ -3,7 +3,7 @@
 ====  ======================  ===========================================================================
  1    ``flatten-regions``     rewrite: the state of autocast moves from marks onto the nodes
  2    ``expand-composites``   rewrite: composites that hide operators with a rule are opened
- 3    ``propagate-dtypes``    analysis: every node has its dtype, as eager autocast would give it
+ 3    ``propagate-dtypes``    analysis: a node that capture left without a dtype gets it (it leaves none)
  4    ``classify``            analysis: the policy's rule for every operator
  5    ``resolve-promotes``    analysis: the common dtype where inputs must agree
  6    ``insert-casts``        rewrite: the casts are written, in eager's places
@@ -13,7 +13,10 @@
 10    ``verify``              check: every dtype is the one recorded under eager autocast
 ====  ======================  ===========================================================================
 
-A wrong cast is a wrong row in ``fxamp/policy`` (which rule), or a fault in 4-6 (what the rule does).
+A wrong cast is a wrong row in ``fxamp/policy`` (which rule), or a fault in 2 (an operator stayed hidden) or
+4-6 (what the rule does).  The one cast that all uses of a weight share is written in 6.  What a pass is:
+``base.py``; the list itself: ``pipeline.py``.  Passes speak through ``node.meta``: capture writes ``fact``
+(dtype, shape, device, gradient), 1 ``region`` and ``grad``, 4-5 ``decision``, 6 ``inserted`` and ``kept``.
 Capture comes before (``fxamp/capture``), flat code and running after (``fxamp/runtime``).
 """
 

@@ -15,7 +15,6 @@ Where a cast stands decides in which order gradients are added up, so the places
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -151,8 +150,3 @@ class _Writer:
 def map_arg_in_order(value: Argument, function: object) -> Argument:
     """``map_arg`` under a name that says what matters here: elements go from left to right."""
     return map_arg(value, function)  # type: ignore[arg-type]
-
-
-def casts_of(nodes: Iterable[Node]) -> int:
-    """How many casts of autocast are among *nodes*."""
-    return sum("inserted" in node.meta for node in nodes)

@@ -19,7 +19,7 @@ from typing import ClassVar
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
 
-from fxamp.errors import CaptureError, InvariantError
+from fxamp.errors import CaptureError, InvariantError, PolicyError
 from fxamp.ir.facts import Fact, fact_of
 from fxamp.ir.regions import enter_region
 from fxamp.ir.where import locate
@@ -44,6 +44,7 @@ class Verify(Pass):
     Raises:
         InvariantError: A pass is at fault.
         CaptureError: The recorded graph has another gradient history than the model.
+        PolicyError: The policy is not torch's own, so that the recorded dtypes are not its.
     """
 
     name: ClassVar[str] = "verify"
@@ -60,7 +61,15 @@ class Verify(Pass):
                 raise InvariantError(
                     f"obeyed: {locate(node)} still has an argument to cast to {decision.target}"
                 )
-        run_on_fakes(graph, self.fakes, _compare)
+        try:
+            run_on_fakes(graph, self.fakes, _compare)
+        except InvariantError as error:
+            if self.policy == Policy.native(self.policy.device_type, self.policy.low):
+                raise
+            raise PolicyError(
+                f"the policy differs from that of torch on {self.policy.device_type}, and the model sees the "
+                f"difference; such a policy is not supported yet\n  {error}"
+            ) from error
         return False
 
 

@@ -1,8 +1,8 @@
 """Capture: run a callable's Python once on fake tensors and keep what reached the dispatcher.
 
 ``capture`` needs nothing of the user's but the callable and the arguments of one call.  Afterwards
-modules, buffers and random states are as before.  A program is first captured with every size symbolic;
-where the model's Python cannot take symbolic sizes, once more with the sizes of the example.
+modules, buffers and random states are as before.  A program is first captured with symbolic sizes
+(``Sizes`` says which); where the model's Python cannot take them, once more with those of the example.
 """
 
 from __future__ import annotations
@@ -89,13 +89,14 @@ def capture(
     Raises:
         CaptureError: The call cannot be recorded faithfully; says why.
         PolicyError: Eager autocast refuses an operator of the call.
+        ArgumentError: *dynamic_shapes* does not fit the arguments.
     """
     with pre_dispatch_lock, _quiet():
         attempts = [sizes] if sizes is Sizes.FIXED else [sizes, Sizes.FIXED]
         failures: list[Exception] = []
         for attempt in attempts:
+            symbolic = _symbolic(function, spec, leaves, attempt, dynamic_shapes)
             try:
-                symbolic = _symbolic(function, spec, leaves, attempt, dynamic_shapes)
                 return _capture(function, spec, leaves, region, symbolic)
             except PolicyError:
                 raise

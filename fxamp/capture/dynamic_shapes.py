@@ -17,6 +17,7 @@ from torch import nn
 from torch.export import Dim
 
 from fxamp.capture.structure import flatten
+from fxamp.errors import ArgumentError
 
 __all__ = ["symbolic_sizes"]
 
@@ -27,19 +28,19 @@ def symbolic_sizes(
     """For every tensor of the call, whether each of its sizes is symbolic.
 
     Raises:
-        ValueError: *dynamic_shapes* does not fit the arguments.
+        ArgumentError: *dynamic_shapes* does not fit the arguments.
     """
     forward = function.forward if isinstance(function, nn.Module) else function
     named = inspect.signature(forward).bind(*args, **kwargs).arguments
     if isinstance(dynamic_shapes, Mapping):
         unknown = dynamic_shapes.keys() - named.keys()
         if unknown:
-            raise ValueError(f"dynamic_shapes names {sorted(unknown)}; the arguments are {list(named)}")
+            raise ArgumentError(f"dynamic_shapes names {sorted(unknown)}; the arguments are {list(named)}")
         shapes = [dynamic_shapes.get(name) for name in named]
     else:
         shapes = list(dynamic_shapes)
         if len(shapes) != len(named):
-            raise ValueError(f"dynamic_shapes has {len(shapes)} entries for the arguments {list(named)}")
+            raise ArgumentError(f"dynamic_shapes has {len(shapes)} entries for the arguments {list(named)}")
     return [
         sizes
         for (name, value), shape in zip(named.items(), shapes, strict=True)
@@ -58,7 +59,7 @@ def _sizes(value: Any, shape: Any, name: str) -> list[list[bool]]:
     elif shape is None:
         return [[False] * tensor.dim() for tensor in flatten(value)[1]]
     else:
-        raise ValueError(f"dynamic_shapes for {name!r} does not have the structure of the argument")
+        raise ArgumentError(f"dynamic_shapes for {name!r} does not have the structure of the argument")
     return [sizes for item, entry, path in pairs for sizes in _sizes(item, entry, path)]
 
 
@@ -68,13 +69,13 @@ def _sizes_of_tensor(tensor: torch.Tensor, shape: Any, name: str) -> list[bool]:
     if isinstance(shape, Mapping):
         outside = [dim for dim in shape if not -tensor.dim() <= dim < tensor.dim()]
         if outside:
-            raise ValueError(
+            raise ArgumentError(
                 f"dynamic_shapes of {name!r}: no dimension {outside[0]} of {tuple(tensor.shape)}"
             )
         chosen = {dim % tensor.dim(): entry for dim, entry in shape.items()}
         return [_is_symbolic(chosen.get(dim)) for dim in range(tensor.dim())]
     if len(shape) != tensor.dim():
-        raise ValueError(f"dynamic_shapes for {name!r}: {len(shape)} entries for {tuple(tensor.shape)}")
+        raise ArgumentError(f"dynamic_shapes for {name!r}: {len(shape)} entries for {tuple(tensor.shape)}")
     return [_is_symbolic(entry) for entry in shape]
 
 

@@ -77,7 +77,13 @@ def _flatten(value: Any, found: Callable[[Any], None]) -> Spec:
             f"cannot take apart an object of class {kind.__module__}.{kind.__qualname__} that holds tensors\n"
             "  register it:  torch.utils._pytree.register_pytree_node(...)"
         )
-    return ("object", kind, _Identity(value))
+    return ("object", kind, _Identity(value), _settings(value))
+
+
+def _settings(value: object) -> tuple[Any, ...]:
+    """The plain attributes of an object, so that a changed one makes another structure."""
+    attributes = getattr(value, "__dict__", {})
+    return tuple((name, repr(item)) for name, item in attributes.items() if type(item) in _ATOMS)
 
 
 def _flatten_registered(value: Any, found: Callable[[Any], None]) -> Spec:

@@ -1,1 +1,1 @@
-"""What is known about a graph: facts of values, regions, casts, operators, and its text."""
+"""What is known about a graph: facts of values, regions, operators, modules, source lines, and its text."""

@@ -2,8 +2,8 @@
 
 Their implementation calls operators with a rule through the dispatcher, out of the graph's sight.  No cast
 on the outer operator can express what happens inside, so such an operator is run inside a real autocast
-region and reported.  Rows were found by running every operator of torch's OpInfo database with and
-without a region around it (``tests/conformance/test_op_db.py``).
+region and reported.  Rows were found by watching what each operator of torch's OpInfo database calls from
+inside its kernel with a floating argument (``tests/conformance/test_reentrant.py``).
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class AmpModule(nn.Module):
         if program is None:
             raise LookupError(
                 "no graph has been captured\n"
-                "  call the model once, or see amp.report() for why it runs eagerly"
+                "  call the model; if it runs eagerly, amp.report().eager says why"
             )
         module: GraphModule = program.module
         return module
@@ -137,6 +137,13 @@ class AmpModule(nn.Module):
             if "_source" not in self.__dict__:
                 raise
             return getattr(self._source, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set on the source what is not this class's own."""
+        if hasattr(type(self), name):
+            super().__setattr__(name, value)
+        else:
+            setattr(self._source, name, value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AmpModule:
         copied = AmpModule(copy.deepcopy(self._function, memo), self._options)

@@ -4,8 +4,9 @@ Eager autocast keeps one cast of a float32 parameter for the length of a region,
 meet in that cast.  Programs share theirs through the cast scope, but eager code has another.  So a program
 may keep a cast of a parameter only if no eager code outside of its module uses that parameter.
 
-Who uses what is seen when eager code runs.  To know it before the first program runs, the first call that
-cannot be captured is a survey: its capturable children are captured, but run eagerly this once.
+Who uses what is seen when eager code runs.  To know it before a program runs beside it, the first call of
+each signature that cannot be captured is a survey: its capturable children are captured, but run eagerly
+this once.
 """
 
 from __future__ import annotations

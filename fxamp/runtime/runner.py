@@ -9,6 +9,7 @@ run by the module's Python inside a real region, with every child module on a ru
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from torch.nn.parameter import is_lazy
 
 from fxamp.capture.structure import Spec, flatten
 from fxamp.capture.symbols import Sizes
-from fxamp.errors import CaptureError
+from fxamp.errors import ArgumentError, CaptureError, InvariantError, PolicyError
 from fxamp.ir.regions import Region, observe_region
 from fxamp.policy import Policy
 from fxamp.runtime.cast_scope import cast_scope, keep_cast
@@ -32,7 +33,8 @@ from fxamp.runtime.watch import ModuleWatch
 
 __all__ = ["Failure", "Options", "Runner"]
 
-_MOST_PROGRAMS = 64
+_MOST_PROGRAMS = 16  # of one signature
+_MOST_SIGNATURES = 64
 _LEAF_SPEC: Spec = ("leaf",)
 _ONE_TENSOR: Spec = (tuple, ((tuple, (_LEAF_SPEC,)), (dict, ())))
 
@@ -90,6 +92,7 @@ class Runner:
         self.failures: dict[Any, Failure] = {}
         self.last: Program | None = None
         self._latest: Latest | None = None
+        self._surveyed: set[Any] = set()
         self._lock = threading.RLock()
         self._watch = ModuleWatch(function) if isinstance(function, nn.Module) else None
 
@@ -114,15 +117,13 @@ class Runner:
         try:
             key, spec, leaves = self._sign(args, kwargs, region)
         except CaptureError as error:
-            key = None
-            self.failures[key] = Failure(str(error))
-            return self._run_eagerly(args, kwargs, region, self.failures[key])
-        known = key in self.failures
+            self.failures[None] = Failure(str(error))
+            return self._run_eagerly(None, args, kwargs, region)
         program, tensors = self._find(key, leaves)
         if program is None:
             program = self._capture(key, spec, leaves, region)
             if program is None:
-                return self._run_eagerly(args, kwargs, region, self.failures.get(key), survey=not known)
+                return self._run_eagerly(key, args, kwargs, region)
             tensors = program.tensors()
             assert tensors is not None, "a fresh program does not fit the model it was captured from"
         if not self._may_run(program):
@@ -142,12 +143,16 @@ class Runner:
         if self._use.is_inside(program.kept, self.path):
             return Onlooker(self._use, "").call_child(self.function, self.path, args, kwargs)  # type: ignore[arg-type]
         self.failures[key] = Failure("eager code outside of this module uses its weights too")
-        return self._run_eagerly(args, kwargs, region, self.failures[key])
+        return self._run_eagerly(key, args, kwargs, region)
 
     def capture(self, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> None:
         """Capture the program for a call, if there is none yet, and do not run it."""
         self._latest = None
-        key, spec, leaves = self._sign(args, kwargs, region)
+        try:
+            key, spec, leaves = self._sign(args, kwargs, region)
+        except CaptureError as error:
+            self.failures[None] = Failure(str(error))
+            return
         program, _ = self._find(key, leaves)
         self.last = program or self._capture(key, spec, leaves, region)
 
@@ -190,9 +195,22 @@ class Runner:
             except CaptureError as error:
                 self.failures[key] = Failure(str(error), whole=_is_from_dynamo(error))
                 return None
-            programs = self.programs.get(key, [])
-            self.programs[key] = [program, *programs[: _MOST_PROGRAMS - 1]]
+            except (PolicyError, InvariantError, ArgumentError):
+                raise
+            except Exception as error:  # noqa: BLE001  eager autocast would have run the model, so it is run
+                self.failures[key] = Failure(f"a fault of fxamp: {type(error).__name__}: {error}")
+                warnings.warn(
+                    f"{self.path or 'the model'} runs eagerly: {self.failures[key].reason}", stacklevel=4
+                )
+                return None
+            self._keep(key, program)
             return program
+
+    def _keep(self, key: Any, program: Program) -> None:
+        """Put *program* first among those of its signature; the oldest go where there are too many."""
+        self.programs[key] = [program, *self.programs.pop(key, [])[: _MOST_PROGRAMS - 1]]
+        for oldest in list(self.programs)[:-_MOST_SIGNATURES]:
+            del self.programs[oldest]
 
     def _sizes(self, key: Any) -> Sizes:
         fixed = self.options.sizes is Sizes.FIXED
@@ -211,16 +229,11 @@ class Runner:
 
     # --- eager pieces -------------------------------------------------------------------------------
 
-    def _run_eagerly(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        region: Region,
-        failure: Failure | None,
-        *,
-        survey: bool = False,
-    ) -> Any:
-        function = self.function
+    def _run_eagerly(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
+        """Run the module's own Python; the first time for each signature, as a survey."""
+        function, failure = self.function, self.failures.get(key)
+        survey = key not in self._surveyed
+        self._surveyed.add(key)
         if isinstance(function, nn.Module) and failure is not None and not failure.whole:
             function = shadow_of(function, self)
         with ExitStack() as stack:
@@ -249,7 +262,7 @@ class Runner:
         """Drop what was captured: the module is not the one it was captured from."""
         with self._lock:
             self.programs, self.failures, self.children = {}, {}, {}
-            self.last, self._latest = None, None
+            self.last, self._latest, self._surveyed = None, None, set()
             if isinstance(self.function, nn.Module):
                 self._watch = ModuleWatch(self.function)
 

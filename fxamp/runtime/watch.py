@@ -68,7 +68,7 @@ class ModuleWatch:
         if any(_GLOBAL_HOOKS):
             return "every module (a global hook)"
         paths = [
-            path or "the root"
+            path or "the module itself"
             for path, attributes in zip(self._paths, self._attributes, strict=True)
             if any(attributes[name] for name in _HOOKS)
         ]

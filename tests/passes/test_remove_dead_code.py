@@ -87,7 +87,7 @@ def test_a_dead_operator_of_several_dtypes_stays_since_its_kernel_may_refuse_the
     text = """
         %x: f32[2, 2] = input
         %y: f64[2, 2] = input
-        %addmm: f32[2, 2] = addmm(%x, %x, %y)
+        %addmm: f64[2, 2] = addmm(%x, %x, %y)
         return [%x]
     """
 
