@@ -10,6 +10,7 @@ Source: ``aten/src/ATen/autocast_mode.{h,cpp}``: ``WrapFunction_``, ``cached_cas
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from fxamp.policy import REDISPATCHES, CastPolicy, OpRule, Policy
 from fxamp.policy.dispatcher import registered_operators
 from tests.policy.probe import overload
 
-__all__ = ["BANNED", "installed", "policy"]
+__all__ = ["BANNED", "installed", "override", "policy"]
 
 BANNED = (
     "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.\n"
@@ -55,12 +56,19 @@ def installed() -> Iterator[None]:
         for name in sorted(names):
             op = overload(name)
             kernel = _wrapper(op, rules[name], cache) if name in rules else _pass_through(op)
-            short = name.removeprefix("aten::")
-            library.impl(short, kernel, "AutocastCPU", with_keyset=True, allow_override=True)
+            override(library, name, kernel)
         with mock.patch.object(torch, "clear_autocast_cache", side_effect=cache.clear):
             yield
     finally:
         library._destroy()
+
+
+def override(library: torch.library.Library, name: str, kernel: Callable[..., Any]) -> None:
+    """Put *kernel*, which gets the dispatch keys first, in place of the operator's autocast on the CPU."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch 2.13 warns of the first override of all
+        short = name.removeprefix("aten::")
+        library.impl(short, kernel, "AutocastCPU", with_keyset=True, allow_override=True)
 
 
 class _Cache:
