@@ -21,7 +21,7 @@ from typing import ClassVar
 import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
-from torch.fx.node import Argument, map_arg
+from torch.fx.node import map_arg
 
 from fxamp.capture.recorder import set_grad_enabled
 from fxamp.ir.facts import fact_of_node
@@ -103,7 +103,7 @@ class _Writer:
         for argument, value in reversed(list(arguments_in_order(self.node))):
             if str(argument.type) not in _TENSORS:
                 continue
-            cast = map_arg_in_order(value, self._cast)
+            cast = map_arg(value, self._cast)  # the elements of a list go from left to right
             if cast is not value and cast != value:
                 set_argument(self.node, argument.name, cast)
                 changed = True
@@ -145,8 +145,3 @@ class _Writer:
     def _set_grad(self, enabled: bool) -> None:  # noqa: FBT001
         node = self.graph.call_function(set_grad_enabled, (enabled,))
         node.meta.update(region=self.node.meta["region"], grad=enabled, fact=None)
-
-
-def map_arg_in_order(value: Argument, function: object) -> Argument:
-    """``map_arg`` under a name that says what matters here: elements go from left to right."""
-    return map_arg(value, function)  # type: ignore[arg-type]
