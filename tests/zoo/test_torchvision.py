@@ -17,7 +17,7 @@ torchvision = pytest.importorskip("torchvision", reason="torchvision is not inst
 FAST = ("resnet18", "mobilenet_v2", "shufflenet_v2_x0_5", "squeezenet1_1", "lraspp_mobilenet_v3_large")
 # Side of the input image where the smallest that most models take, 64, is too small.
 SIDES = {
-    "inception_v3": 96,
+    "inception_v3": 299,
     "maxvit_t": 224,
     "alexnet": 96,
     "densenet": 96,
