@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import (
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from fxamp.ir.facts import Fact, fact_of
+from fxamp.ir.facts import Fact, example_size, fact_of
 from fxamp.ir.regions import no_autocast, run_in_region
 from fxamp.passes.base import Pass
 
@@ -126,9 +126,7 @@ def _of_example_size(value: torch.Tensor) -> torch.Tensor:
 
 
 def _hint(number: int | torch.SymInt) -> int:
-    if isinstance(number, int):
-        return number
-    if not number.node.has_hint():
+    size = example_size(number)
+    if size is None:
         raise DynamicOutputShapeException(None)  # type: ignore[arg-type]
-    hint: Any = number.node.hint
-    return int(hint)
+    return size

@@ -14,6 +14,8 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.node import map_aggregate
 
+from fxamp.ir.facts import example_size
+
 __all__ = ["with_kernel_dtypes"]
 
 
@@ -38,8 +40,7 @@ def _real(value: Any) -> Any:
         floating = value.dtype.is_floating_point or value.dtype.is_complex
         return torch.full(shape, 1 if floating else 0, dtype=value.dtype, device=value.device)
     if isinstance(value, torch.SymInt):
-        hint: Any = value.node.hint
-        return int(hint)
+        return example_size(value)
     return value
 
 

@@ -9,13 +9,13 @@ operator with several results, or ``None`` for what is no tensor.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import sympy
 import torch
 from torch.fx import Node
 
-__all__ = ["Fact", "Facts", "Size", "fact_of", "fact_of_node", "is_cacheable_leaf", "size_of"]
+__all__ = ["Fact", "Facts", "Size", "example_size", "fact_of", "fact_of_node", "is_cacheable_leaf", "size_of"]
 
 Size: TypeAlias = "int | sympy.Expr"
 
@@ -58,6 +58,14 @@ def size_of(size: int | torch.SymInt) -> Size:
         return size
     expr = size.node.expr
     return int(expr) if expr.is_number else cast("sympy.Expr", expr)
+
+
+def example_size(size: int | torch.SymInt) -> int | None:
+    """*size* in the example that was captured; ``None`` for one that depends on data."""
+    if isinstance(size, int):
+        return size
+    hint: Any = size.node.hint if size.node.has_hint() else None
+    return None if hint is None else int(hint)
 
 
 def is_cacheable_leaf(tensor: torch.Tensor) -> bool:

@@ -34,7 +34,6 @@ class Program:
         code: The flat code that is run.
         guard: Which sizes it serves.
         result: The structure of the result.
-        region: The state of autocast that it stands for.
         kept: The tensors, by ``id``, of which one cast is kept for the length of a region.
     """
 
@@ -42,7 +41,6 @@ class Program:
     code: FlatCode
     guard: Guard
     result: Spec
-    region: Region
     kept: frozenset[int]
     _watch: TensorWatch
     _write_back: tuple[Slot, ...]
@@ -110,7 +108,6 @@ def build_program(
         code=code,
         guard=shape_guard(captured.inputs, captured.env),
         result=captured.result,
-        region=region,
         kept=_kept(captured, module, root),
         _watch=TensorWatch([_slot(source, root) for source in sources], root),
         _write_back=tuple((place.slot(root), place.name) for place in captured.rebound),
