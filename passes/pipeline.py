@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch.fx import GraphModule
 
-from fxamp.capture.capture import Captured
+from fxamp.capture.segments import Captured
 from fxamp.passes.base import Pass
 from fxamp.passes.classify import Classify
 from fxamp.passes.expand_composites import ExpandComposites

@@ -12,21 +12,24 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import Graph, Node
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from fxamp.capture.dynamic_shapes import symbolic_sizes
+from fxamp.capture.interlude import Interlude
 from fxamp.capture.mirror import Mirror
-from fxamp.capture.recorder import Recorder, RecordingMode
-from fxamp.capture.refusals import randomness_refused, torchscript_refused
-from fxamp.capture.sources import Place, Source, places_of
+from fxamp.capture.pause import Pause
+from fxamp.capture.recorder import Recorder
+from fxamp.capture.recording_mode import RecordingMode
+from fxamp.capture.refusals import RandomnessRefused, torchscript_refused
+from fxamp.capture.segments import Captured, NeedsValuesError, Walk
+from fxamp.capture.sources import Place, places_of
 from fxamp.capture.structure import Spec, flatten, unflatten
 from fxamp.capture.symbols import ObservedShapeEnv, Sizes, fake_input
 from fxamp.errors import CaptureError, PolicyError
@@ -40,34 +43,6 @@ pre_dispatch_lock = threading.RLock()
 """Torch keeps the stack of pre-dispatch modes once per process: one recording at a time."""
 
 
-@dataclass(frozen=True)
-class Captured:
-    """One recorded call.
-
-    Attributes:
-        graph: Inputs, then sources, then operators; the outputs are the result's tensors, then the
-            tensors that are put back into attributes.
-        region: The state of autocast that the call began in.
-        fakes: The mode that the fake tensors in ``node.meta["val"]`` live in.
-        env: What is known of their sizes.
-        sources: Where each ``get_attr`` node's tensor lives.
-        result: The structure of the result.
-        rebound: Where the trailing outputs go, one place each.
-        inputs: The fake inputs; the passes may still add guards on their sizes.
-        grad: Whether gradients were recorded at the start.
-    """
-
-    graph: Graph
-    region: Region
-    fakes: FakeTensorMode
-    env: ShapeEnv
-    sources: dict[Node, Source]
-    result: Spec
-    rebound: tuple[Place, ...]
-    inputs: tuple[torch.Tensor, ...]
-    grad: bool
-
-
 def capture(
     function: Callable[..., object] | nn.Module,
     spec: Spec,
@@ -75,6 +50,7 @@ def capture(
     region: Region,
     sizes: Sizes = Sizes.LEADING,
     dynamic_shapes: object = None,
+    walk: Walk | None = None,
 ) -> Captured:
     """Record ``function(*args, **kwargs)`` as it runs in *region*.
 
@@ -85,6 +61,10 @@ def capture(
         region: The state of autocast around the call.
         sizes: Which sizes are symbolic, where the model's Python can take that.
         dynamic_shapes: The user's own choice of symbolic sizes, which goes before *sizes*.
+        walk: The real call, for a model that reads values of tensors; it gets all segments but the last.
+
+    Returns:
+        The last segment of the call; mostly it is the only one.
 
     Raises:
         CaptureError: The call cannot be recorded faithfully; says why.
@@ -92,21 +72,43 @@ def capture(
         ArgumentError: *dynamic_shapes* does not fit the arguments.
     """
     with pre_dispatch_lock, _quiet():
-        attempts = [sizes] if sizes is Sizes.FIXED else [sizes, Sizes.FIXED]
-        failures: list[Exception] = []
-        for attempt in attempts:
-            symbolic = _symbolic(function, spec, leaves, attempt, dynamic_shapes)
+        following = walk is not None and walk.following
+        attempts = [_Attempt(sizes, walk if following else None)]
+        while True:
+            symbolic = _symbolic(function, spec, leaves, attempts[-1].sizes, dynamic_shapes)
             try:
-                return _capture(function, spec, leaves, region, symbolic)
+                return _capture(function, spec, leaves, region, symbolic, attempts[-1])
             except PolicyError:
                 raise
             except Exception as error:  # noqa: BLE001  whatever the user's Python raises on fake tensors
-                failures.append(error)
-        last = failures[-1]
-        if isinstance(last, CaptureError):
-            raise last
-        lines = str(last).splitlines() or [""]
-        raise CaptureError(f"{type(last).__name__}: {lines[0]}") from last
+                failure = error
+            again = None if following else attempts[-1].after(failure, walk)
+            if again is None and isinstance(failure, CaptureError):
+                raise failure
+            if again is None:
+                raise _capture_error(failure) from failure
+            attempts.append(again)
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """A way to record a call: without its values and with symbolic sizes, where the model's Python allows."""
+
+    sizes: Sizes
+    walk: Walk | None
+
+    def after(self, failure: Exception, walk: Walk | None) -> _Attempt | None:
+        """What to try next."""
+        about_values = isinstance(failure, (NeedsValuesError, GuardOnDataDependentSymNode))
+        if about_values and self.walk is None:
+            return _Attempt(self.sizes, walk) if walk is not None else None
+        return _Attempt(Sizes.FIXED, self.walk) if self.sizes is not Sizes.FIXED else None
+
+
+def _capture_error(failure: Exception) -> CaptureError:
+    lines = str(failure).splitlines() or [""]
+    kind = NeedsValuesError if isinstance(failure, GuardOnDataDependentSymNode) else CaptureError
+    return kind(f"{type(failure).__name__}: {lines[0]}")
 
 
 def _capture(
@@ -115,41 +117,54 @@ def _capture(
     leaves: Sequence[torch.Tensor],
     region: Region,
     symbolic: list[list[bool]],
+    attempt: _Attempt,
 ) -> Captured:
-    env = ObservedShapeEnv()
+    walk = attempt.walk
+    env = ObservedShapeEnv(allow_scalar_outputs=walk is None, allow_dynamic_output_shape_ops=walk is None)
     fakes = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
     places = places_of(function) if isinstance(function, nn.Module) else {}
-    recorder = Recorder(fakes, region, lambda tensor: _place(places, tensor))
-    env.refuse = recorder.refuse
+    randomness = RandomnessRefused()
+    interlude = Interlude(randomness.suspended)
+    pause = None
+    if walk is not None:
+        walk.begin(attempt.sizes)
+        pause = Pause(walk, interlude, fakes, fixed=attempt.sizes is Sizes.FIXED)
+    with plain_saved_tensors():
+        recorder = Recorder(fakes, region, lambda tensor: _place(places, tensor), pause=pause)
+        env.refuse = recorder.refuse
+        try:
+            randomness.refuse = recorder.refuse
+            randomness.refuse = recorder.refuse
+            return _record(recorder, function, spec, leaves, symbolic, randomness)
+        finally:
+            env.refuse = None  # torch's cache of dispatches by size keeps the environment, and no more
+
+
+def _record(
+    recorder: Recorder,
+    function: Callable[..., object] | nn.Module,
+    spec: Spec,
+    leaves: Sequence[torch.Tensor],
+    symbolic: list[list[bool]],
+    randomness: RandomnessRefused,
+) -> Captured:
     mirror = None
     if isinstance(function, nn.Module):
         mirror = Mirror(function, recorder.modules.append, lambda: _pop(recorder.modules))
         function = mirror.root
-    faked = [fake_input(fakes, leaf, sizes) for leaf, sizes in zip(leaves, symbolic, strict=True)]
+    faked = [fake_input(recorder.fakes, leaf, sizes) for leaf, sizes in zip(leaves, symbolic, strict=True)]
     args, kwargs = unflatten(spec, faked)
     for fake, name in zip(faked, _input_names(function, args, kwargs), strict=True):
         recorder.add_input(fake, name)
-    refuse = recorder.refuse
-    try:
-        with randomness_refused(refuse), torchscript_refused(refuse), recording(recorder, region):
-            result = function(*args, **kwargs)
-            recorder.raise_refusal()
-            result_spec, outputs = flatten(result)
-            rebound = mirror.rebindings() if mirror else []
-            recorder.finish([*outputs, *(rebinding.tensor for rebinding in rebound)])
-    finally:
-        env.refuse = None  # torch's cache of dispatches by size keeps the environment, and no more, for good
-    return Captured(
-        graph=recorder.graph,
-        region=region,
-        fakes=fakes,
-        env=env,
-        sources=recorder.sources,
-        result=result_spec,
-        rebound=tuple(rebinding.place for rebinding in rebound),
-        inputs=tuple(faked),
-        grad=recorder.grad_at_entry,
-    )
+    recorder.begin_with(faked)
+    with randomness, torchscript_refused(recorder.refuse), recording(recorder, recorder.region):
+        result = function(*args, **kwargs)
+        recorder.raise_refusal()
+        result_spec, outputs = flatten(result)
+        rebound = mirror.rebindings() if mirror else []
+        recorder.finish([*outputs, *(rebinding.tensor for rebinding in rebound)])
+    places = tuple(rebinding.place for rebinding in rebound)
+    return replace(recorder.segment(), result=result_spec, rebound=places)
 
 
 @contextmanager
@@ -191,13 +206,16 @@ def _input_names(function: Callable[..., object], args: Any, kwargs: Any) -> lis
     return names if len(names) == expected else [f"input_{index}" for index in range(expected)]
 
 
-def _keep(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
+def _drop(tensor: torch.Tensor) -> None:
+    return None
 
 
 def plain_saved_tensors() -> torch.autograd.graph.saved_tensors_hooks:
-    """Keep hooks of the user's (a checkpoint around the call) away from the fake tensors."""
-    return torch.autograd.graph.saved_tensors_hooks(_keep, _keep)
+    """Keep hooks of the user's (a checkpoint around the call) away from the fake tensors.
+
+    No gradient is ever taken of those, so nothing is kept for it.
+    """
+    return torch.autograd.graph.saved_tensors_hooks(_drop, _drop)  # type: ignore[arg-type]
 
 
 @contextmanager

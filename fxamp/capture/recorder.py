@@ -13,9 +13,11 @@ functorch transforms, gradients taken inside ``forward``.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
+import sympy
 import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
@@ -25,20 +27,32 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
-from torch.autograd.function import BackwardCFunction
 from torch.fx import Graph, Node
-from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.fx.node import map_aggregate
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils import _pytree as pytree
 from torch.utils.weak import TensorWeakRef
 
 from fxamp.capture.kernel_dtypes import with_kernel_dtypes
+from fxamp.capture.pause import Pause
+from fxamp.capture.recording_mode import RecordingMode
+from fxamp.capture.refused_states import RefusedStates
+from fxamp.capture.segments import (
+    Captured,
+    Carried,
+    NeedsValuesError,
+    Number,
+    Origin,
+    Recording,
+    Value,
+    are_held,
+)
 from fxamp.capture.sources import Constant, Source
-from fxamp.capture.symbols import SizeNodes
+from fxamp.capture.structure import unflatten
+from fxamp.capture.symbols import Opening, SizeNodes
 from fxamp.errors import CaptureError, PolicyError
 from fxamp.ir.facts import fact_of, is_cacheable_leaf
 from fxamp.ir.operators import is_composite, is_inplace
-from fxamp.ir.regions import Region, enter_region, observe_region
+from fxamp.ir.regions import Region, enter_region, observe_region, run_in_region
 from fxamp.ir.where import where_now
 from fxamp.policy.dispatcher import registered
 from fxamp.policy.reentrant import REENTRANT
@@ -50,41 +64,9 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _TENSOR_CLASSES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _LIFTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
 _QUERIES = ("aten::sym_", "aten::is_", "aten::dim", "aten::numel", "prim::")
+_READS = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero")
 _REFUSED_BY_FAKES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 _AUTOCAST_ERRORS = ("unsafe to autocast", "Unexpected floating ScalarType in at::autocast::prioritize")
-
-
-def saved_tensors_hooks() -> object:
-    """The pair of hooks that autograd now packs saved tensors with, or ``None``."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: FBT003
-
-
-class RecordingMode(ProxyTorchDispatchMode):
-    """Hands every operator that is called to *record*; torch lets only a proxy mode listen that high."""
-
-    def __init__(self, record: Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], object]) -> None:
-        TorchDispatchMode.__init__(self, torch._C.DispatchKey.PreDispatch)
-        self._mode_key = torch._C._TorchDispatchModeKey.PROXY
-        self.enter_stack = []
-        self.pre_dispatch = True
-        self.decomposition_table = {}
-        self._decomposition_table_stack = []
-        self.emulate_precision_casts = False
-        self._record = record
-
-    def __torch_dispatch__(
-        self,
-        func: OpOverload,
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> object:
-        return self._record(func, args, kwargs or {})
-
-    def __sym_dispatch__(
-        self, func: Callable[..., object], types: object, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> object:
-        return func(*args, **kwargs)
 
 
 class Recorder:
@@ -92,14 +74,16 @@ class Recorder:
 
     Args:
         fakes: The mode that the fake tensors live in.
-        region: The state of autocast at the start.
+        region: The state of autocast at the start of the call.
         find: Where a real tensor comes from, by identity; ``None`` makes it a constant.
         concrete: Whether the operators run on real tensors (the body of a composite operator that picks
             its implementation by the kind of tensor), instead of on fakes of them.
+        pause: Where real values are to be had when fake tensors do not do; without it such a call is refused.
 
     Attributes:
-        graph: What has been recorded.
-        sources: The origin of each ``get_attr`` node.
+        graph: What has been recorded of the present segment.
+        sources: The origin of each ``get_attr`` node in it.
+        origins: What each of its inputs is.
         modules: The module paths that are being called, innermost last.
     """
 
@@ -110,30 +94,61 @@ class Recorder:
         find: Callable[[torch.Tensor], Source | None],
         *,
         concrete: bool = False,
+        pause: Pause | None = None,
     ) -> None:
-        self.fakes, self._region, self._find, self.concrete = fakes, region, find, concrete
-        self.graph = Graph()
-        self.sizes = SizeNodes(self.graph)
-        self.sources: dict[Node, Source] = {}
+        self.fakes, self.region, self._find, self.concrete = fakes, region, find, concrete
+        self._region = region
+        self._pause = pause
+        self._carried = Carried()
+        self.opening = Opening(())
         self.modules: list[str] = [""]
         self.grad_at_entry = self.grad = torch.is_grad_enabled()
-        self._inference = torch.is_inference_mode_enabled()
-        self._hooks = saved_tensors_hooks()
+        self._states = RefusedStates()
         self._refusal: Exception | None = None
-        self._nodes: dict[int, Node] = {}
-        self._alive: list[object] = []
         self._latest: tuple[Node, int, TensorWeakRef] | None = None
         self._fake_of: dict[int, torch.Tensor] = {}
         self._real_of: dict[int, torch.Tensor] = {}
+        self._open()
+
+    def _open(self) -> None:
+        """Begin a segment."""
+        self.graph = Graph()
+        self.sizes = SizeNodes(self.graph, self._lift_number)
+        self.sources: dict[Node, Source] = {}
+        self.origins: list[Origin] = []
+        self._region_at_entry = self._region
+        self._nodes: dict[int, Node] = {}
+        self._alive: list[Any] = []
 
     # --- inputs and outputs -------------------------------------------------------------------------
 
     def add_input(self, fake: torch.Tensor, name: str) -> Node:
         """Make *fake* an input of the graph."""
         node = self.graph.placeholder(name)
+        self.origins.append(Value(self._carried.count))
+        self._carried.add(fake)
         self._annotate(node, fake)
         self._track(fake, node)
         self.sizes.add_sizes_of(node, fake)
+        return node
+
+    def begin_with(self, values: Sequence[object]) -> None:
+        """Note that the present segment begins with *values*, from which sizes can be read."""
+        env: Any = self.fakes.shape_env
+        self.opening = Opening(tuple(values), self.opening.symbols, len(env.guards))
+        self._carried.symbols |= set(self.opening.symbols)
+
+    def _lift_number(self, symbol: sympy.Symbol) -> Node | None:
+        """An input for a size that an earlier segment has read."""
+        return self._lift(str(symbol), Number(symbol)) if symbol in self._carried.symbols else None
+
+    def _lift(self, name: str, origin: Origin) -> Node:
+        """A new input, behind those that there are."""
+        place = next((node for node in self.graph.nodes if node.op != "placeholder"), None)
+        with self.graph.inserting_before(place):
+            node = self.graph.placeholder(name)
+        node.meta["fact"] = None
+        self.origins.append(origin)
         return node
 
     def node_of(self, value: object) -> object:
@@ -154,6 +169,86 @@ class Recorder:
         nodes: Any = map_aggregate(cast("Any", outputs), self._argument)
         self._observe_grad(self.grad_at_entry)
         self.graph.output(tuple(nodes))
+
+    def segment(self) -> Captured:
+        """The present segment, which has been finished."""
+        env: Any = self.fakes.shape_env
+        return Captured(
+            graph=self.graph,
+            region=self._region_at_entry,
+            fakes=self.fakes,
+            env=env,
+            sources=self.sources,
+            origins=tuple(self.origins),
+            opening=self.opening,
+            grad=self.grad_at_entry,
+        )
+
+    # --- segments -----------------------------------------------------------------------------------
+
+    def _go_on_with_real_values(
+        self, error: Exception, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> object:
+        """End the segment with a call of *func* for real; its results begin the next one."""
+        pause = self._pause
+        if pause is None:
+            raise NeedsValuesError(f"{func.name()} needs values of tensors: {error}") from error
+        tensors = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+        segment = self._leave_segment({id(tensor) for tensor in tensors})
+        operator, called = self._record_alone(func, args, kwargs)
+        segment = replace(segment, operator=operator)
+        spec, values = pause.results_of(segment)
+        called.meta["fact"] = tuple(fact_of(value) for value in values) or None
+        del segment
+        self._open()
+        for value in values:
+            self._carried.add(value)
+        self.begin_with(values)
+        return unflatten(spec, [pause.answer(value) for value in values])
+
+    def _leave_segment(self, needed: set[int]) -> Captured:
+        """Finish the segment; its outputs are the *needed* tensors and those that Python may still use."""
+        assert self._pause is not None
+        dropped = self._carried.drop_dead(needed)
+        positions = self._pause.expected()
+        if positions is None:
+            positions = self._positions_of_outputs(needed)
+        outputs = [self._alive[position] for position in positions]
+        self.finish(list(outputs))
+        for tensor in outputs:
+            self._carried.add(tensor)
+        return replace(self.segment(), dropped=dropped, positions=positions)
+
+    def _positions_of_outputs(self, needed: set[int]) -> tuple[int, ...]:
+        held = are_held(self._alive, 1)  # the meta of its node
+        found: dict[int, int] = {}
+        for position, alive in enumerate(held):
+            tensor = self._alive[position]
+            if (alive or id(tensor) in needed) and self._is_made_here(tensor):
+                found.setdefault(id(tensor), position)
+        return tuple(found.values())
+
+    def _is_made_here(self, tensor: torch.Tensor) -> bool:
+        node = self._nodes.get(id(tensor))
+        return isinstance(tensor, FakeTensor) and node is not None and node.op == "call_function"
+
+    def _record_alone(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Recording, Node]:
+        """*func* in a graph of its own, in a real region if autocast has anything to do with it."""
+        self._open()
+        where = where_now(self.modules[-1])
+        self._observe_grad(torch.is_grad_enabled())
+        nodes: Any = map_aggregate((args, kwargs), self._argument)
+        region = observe_region(self._region.device_type)
+        if region.enabled and _consults_autocast(func, region.device_type):
+            node = self._call_function(run_in_region, (region, func, *nodes[0]), nodes[1])
+        else:
+            node = self._call_function(func, nodes[0], nodes[1])
+        node.meta.update(where=where, fact=None)
+        self._observe_grad(self.grad_at_entry)
+        self.graph.output((node,))
+        return Recording(self.graph, self.sources, tuple(self.origins)), node
 
     # --- operators ----------------------------------------------------------------------------------
 
@@ -177,9 +272,9 @@ class Recorder:
     def _record(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         self._hold_latest()
         if func.name().startswith(_QUERIES):
-            return func(*self._fake(args), **self._fake(kwargs))
-        self._check_context()
-        _refuse_generators((*args, *kwargs.values()))
+            return self._query(func, args, kwargs)
+        self._states.check_context()
+        self._states.check_generators((*args, *kwargs.values()))
         if func in _LIFTS and not isinstance(args[0], FakeTensor):
             return self._record_literal(func, args[0])
         if func is torch.ops.aten.detach_.default and not args[0].requires_grad:
@@ -188,7 +283,14 @@ class Recorder:
         self._observe_modes()
         nodes: Any = map_aggregate((args, kwargs), self._argument)
         fake_args, fake_kwargs = self._fake(args), self._fake(kwargs)
-        result = self._dispatch(func, fake_args, fake_kwargs, where)
+        try:
+            result = self._dispatch(func, fake_args, fake_kwargs, where)
+        except (CaptureError, PolicyError):
+            raise
+        except Exception as error:
+            if self.concrete or func._schema.is_mutable:
+                raise
+            return self._go_on_with_real_values(error, func, args, kwargs)
         node = self._call_function(func, nodes[0], nodes[1])
         node.meta["where"] = where
         self._annotate(node, result)
@@ -197,8 +299,16 @@ class Recorder:
             self._release(node, result)
         return tracked
 
-    def _call_function(self, func: OpOverload, args: Any, kwargs: Any) -> Node:
-        name = func._schema.name.split("::")[-1]
+    def _query(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        """What Python asks of a tensor without making another one; mostly its fake knows."""
+        try:
+            return func(*self._fake(args), **self._fake(kwargs))
+        except _REFUSED_BY_FAKES as error:
+            return self._go_on_with_real_values(error, func, args, kwargs)
+
+    def _call_function(self, func: Callable[..., object], args: Any, kwargs: Any) -> Node:
+        called: Any = args[1] if func is run_in_region else func
+        name = called._schema.name.split("::")[-1]
         return self.graph.create_node("call_function", func, args, kwargs, name=name)
 
     def _dispatch(self, func: OpOverload, args: Any, kwargs: Any, where: object) -> object:
@@ -219,7 +329,7 @@ class Recorder:
         In inference mode it would reach the fake mode whole, which opens it below autocast.
         """
         whole = not is_composite(func) or registered(func.name(), self._region.device_type)
-        if whole or self.concrete or not self._inference:
+        if whole or self.concrete or not self._states.inference:
             return func(*args, **kwargs)
         with RecordingMode(self._call_as_on_real_tensors):
             return func.decompose(*args, **kwargs)
@@ -237,7 +347,7 @@ class Recorder:
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            self._check_history(value)
+            self._states.check_history(value)
         return self.node_of(value)
 
     def _track_result(self, func: OpOverload, node: Node, result: Any) -> Any:
@@ -289,7 +399,7 @@ class Recorder:
         if isinstance(result, torch.Tensor) and node.meta.get("val") is result is self._alive[-1]:
             self._alive.pop()
             del node.meta["val"]
-            self._latest = (node, id(result), TensorWeakRef(cast("torch.Tensor", result)))
+            self._latest = (node, id(result), TensorWeakRef(result))
 
     def _hold_latest(self) -> None:
         if self._latest is None:
@@ -312,6 +422,8 @@ class Recorder:
         node = self._nodes.get(id(tensor))
         if node is not None:
             return node
+        if id(tensor) in self._carried.tensors:
+            return self._lift_tensor(*self._carried.tensors[id(tensor)])
         if isinstance(tensor, FakeTensor):
             raise CaptureError(
                 f"a tensor of dtype {tensor.dtype} and shape {tuple(tensor.shape)} was made out of the "
@@ -323,6 +435,13 @@ class Recorder:
         self._nodes[id(tensor)] = node
         self._alive.append(tensor)
         self._annotate(node, self._fake_tensor(tensor))
+        return node
+
+    def _lift_tensor(self, fake: torch.Tensor, index: int) -> Node:
+        node = self._lift(f"value_{index}", Value(index))
+        self._annotate(node, fake)
+        self._nodes[id(fake)] = node
+        self._alive.append(fake)
         return node
 
     def _name_of(self, source: Source) -> str:
@@ -366,29 +485,10 @@ class Recorder:
             self.graph.call_function(set_grad_enabled, (enabled,)).meta["fact"] = None
             self.grad = enabled
 
-    def _check_context(self) -> None:
-        if torch._C._functorch.peek_interpreter_stack() is not None:
-            raise CaptureError("a torch.func transform (vmap, grad, ...) is active")
-        if torch._C._current_graph_task_id() != -1:
-            raise CaptureError("gradients are taken inside forward (autograd.grad or backward)")
-        if torch.is_grad_enabled() and saved_tensors_hooks() != self._hooks:
-            raise CaptureError("saved-tensor hooks are active (torch.utils.checkpoint)")
-        if torch.is_inference_mode_enabled() != self._inference:
-            raise CaptureError("forward enters or leaves inference mode")
 
-    def _check_history(self, tensor: torch.Tensor) -> None:
-        if tensor._backward_hooks and isinstance(tensor, FakeTensor):
-            raise CaptureError("a hook is registered on a tensor inside forward")
-        if not tensor.requires_grad or tensor.grad_fn is None:
-            return
-        if isinstance(tensor.grad_fn, BackwardCFunction):
-            name = type(tensor.grad_fn).__name__.removesuffix("Backward")
-            raise CaptureError(f"the custom autograd.Function {name} takes part in the gradient")
-        if tensor.retains_grad:
-            raise CaptureError("retain_grad() is called on a tensor inside forward")
-
-
-def _refuse_generators(values: tuple[Any, ...]) -> None:
-    for value in values:
-        if isinstance(value, torch.Generator) and value is not torch.default_generator:
-            raise CaptureError("a random generator of the model's own is used, which Python may seed anew")
+def _consults_autocast(func: OpOverload, device_type: str) -> bool:
+    """Whether a real region makes a difference to *func*."""
+    if func.name() in _READS:
+        return False
+    foreign = func.namespace != "aten"
+    return foreign or is_composite(func) or registered(func.name(), device_type) or func.name() in REENTRANT

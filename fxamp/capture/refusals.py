@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,28 +18,58 @@ import torch
 
 from fxamp.errors import CaptureError
 
-__all__ = ["randomness_refused", "torchscript_refused"]
+__all__ = ["RandomnessRefused", "torchscript_refused"]
 
 
-@contextmanager
-def randomness_refused(refuse: Callable[[CaptureError], None]) -> Iterator[None]:
-    """Raise ``CaptureError`` at the end if the random state moved; either way, it is as before.
+class RandomnessRefused:
+    """A context that raises ``CaptureError`` at its end if the random state moved, and puts it back anyway.
 
     Random operators draw nothing from torch's generator on fake tensors, so there only ``manual_seed`` and
-    its like are seen.  Those that put the state back (``fork_rng``) call ``refuse(error)`` at once.
+    its like are seen.  Those that put the state back (``fork_rng``) call :attr:`refuse` at once.
     """
-    python, numpy, own = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    try:
-        with _seeding_refused(refuse):
-            yield
-        if random.getstate() != python or not _same_state(np.random.get_state(), numpy):  # noqa: NPY002
+
+    refuse: Callable[[CaptureError], None] = staticmethod(lambda error: None)
+
+    def __enter__(self) -> None:
+        self._before = _random_states()
+        self._stack = ExitStack()
+        self._stack.enter_context(_seeding_refused(self.refuse))
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._stack.close()
+        try:
+            if kind is None:
+                self._compare()
+        finally:
+            self._restore()
+
+    def _compare(self) -> None:
+        python, numpy, own = _random_states()
+        if python != self._before[0] or not _same_state(numpy, self._before[1]):
             raise CaptureError("forward draws from Python's or numpy's random numbers")
-        if not torch.equal(torch.get_rng_state(), own):
+        if not torch.equal(own, self._before[2]):
             raise CaptureError("forward sets torch's random state")
-    finally:
+
+    def _restore(self) -> None:
+        python, numpy, own = self._before
         random.setstate(python)
         np.random.set_state(numpy)  # noqa: NPY002
         torch.set_rng_state(own)
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """What runs inside may draw."""
+        self._stack.close()
+        self._compare()
+        try:
+            yield
+        finally:
+            self._before = _random_states()
+            self._stack.enter_context(_seeding_refused(self.refuse))
+
+
+def _random_states() -> tuple[Any, Any, torch.Tensor]:
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
 
 
 def _same_state(one: Any, other: Any) -> bool:

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from fxamp.errors import CaptureError
 
-__all__ = ["Spec", "flatten", "unflatten"]
+__all__ = ["Spec", "flatten", "flatten_results", "unflatten"]
 
 Spec = tuple[Any, ...]
 """The structure around the tensors: nested tuples, hashable, equal when two calls look alike."""
@@ -51,6 +51,21 @@ def flatten(value: object) -> tuple[Spec, list[Any]]:
     """
     leaves: list[Any] = []
     return _flatten(value, leaves.append), leaves
+
+
+def flatten_results(value: object) -> tuple[Spec, list[Any]]:
+    """Take the result of an operator apart, in which numbers are values like tensors.
+
+    Returns:
+        The structure, and the tensors and numbers in order; ``unflatten`` puts them together again.
+    """
+    if isinstance(value, (torch.Tensor, bool, int, float)):
+        return _LEAF, [value]
+    if isinstance(value, (list, tuple)):
+        parts = [flatten_results(item) for item in value]
+        kind = list if isinstance(value, list) else tuple
+        return (kind, tuple(spec for spec, _ in parts)), [leaf for _, found in parts for leaf in found]
+    return flatten(value)
 
 
 def _flatten(value: Any, found: Callable[[Any], None]) -> Spec:

@@ -9,7 +9,7 @@ function of the real sizes.  A call that fails it is captured again.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, cast
@@ -26,7 +26,16 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from fxamp.ir.facts import size_of
 
-__all__ = ["Guard", "ObservedShapeEnv", "SizeNodes", "Sizes", "fake_input", "shape_guard"]
+__all__ = [
+    "Guard",
+    "ObservedShapeEnv",
+    "Opening",
+    "SizeNodes",
+    "Sizes",
+    "fake_input",
+    "shape_guard",
+    "symbolic_number",
+]
 
 SymbolicNumber = torch.SymInt | torch.SymFloat | torch.SymBool
 
@@ -102,10 +111,12 @@ class SizeNodes:
 
     Attributes:
         graph: Where the nodes go.
+        lift: Gives a node for a symbol that was read before the graph began.
         symbols: The node that holds the value of each symbol.
     """
 
     graph: Graph
+    lift: Callable[[sympy.Symbol], Node | None] = lambda symbol: None
     symbols: dict[sympy.Symbol, Node] = field(default_factory=dict)
     _written: dict[sympy.Basic, Node] = field(default_factory=dict)
 
@@ -144,69 +155,162 @@ class SizeNodes:
         return self._written[expr]
 
     def _write(self, expr: sympy.Basic) -> Node:
-        if expr in self.symbols:
-            return self.symbols[expr]
         tracer = _SizeTracer(self.graph)
+        for symbol in sorted(expr.free_symbols - self.symbols.keys(), key=str):
+            node = self.lift(symbol)
+            if node is not None:
+                self.symbols[symbol] = node
+                node.meta["symbol"] = symbol
         known = {symbol: Proxy(node, tracer) for symbol, node in self.symbols.items()}
         missing = expr.free_symbols - known.keys()
         if missing:
             raise LookupError(f"no tensor has the size {sorted(map(str, missing))}")
+        if expr in self.symbols:
+            return self.symbols[expr]
         proxy: Proxy = sympy_interp(PythonReferenceAnalysis, known, expr)
         return proxy.node
 
 
 @dataclass(frozen=True)
+class Opening:
+    """The values that a segment of a program begins with, and the sizes that are read from them.
+
+    Attributes:
+        fakes: The inputs of the call, or what the operator at the end of the segment before gave: fake
+            tensors and symbolic numbers.
+        known: The symbols that earlier segments have read, in order.
+        decided: How many guards the shape environment had before.
+    """
+
+    fakes: tuple[object, ...]
+    known: tuple[sympy.Symbol, ...] = ()
+    decided: int = 0
+
+    @property
+    def symbols(self) -> tuple[sympy.Symbol, ...]:
+        """All symbols known once the segment has begun, in order."""
+        return (*self.known, *(symbol for _, symbol in self.reads()[0]))
+
+    def reads(self) -> tuple[list[tuple[str, sympy.Symbol]], list[str]]:
+        """How to read each new symbol from the values, as text over ``x``, and the equalities of sizes."""
+        reads: list[tuple[str, sympy.Symbol]] = []
+        conditions: list[str] = []
+        known = set(self.known)
+        for name, value, is_size in self._numbers():
+            if isinstance(value, sympy.Symbol) and value not in known:
+                known.add(value)
+                reads.append((name, value))
+            elif is_size:
+                conditions.append(f"{name} == {value}")
+        return reads, conditions
+
+    def _numbers(self) -> Iterator[tuple[str, object, bool]]:
+        for index, fake in enumerate(self.fakes):
+            if isinstance(fake, SymbolicNumber):
+                yield from _first_and_now(f"x[{index}]", fake)
+            if not isinstance(fake, torch.Tensor):
+                continue
+            yield from _sizes("size", index, fake.shape)
+            if fake.layout == torch.strided:
+                yield from _sizes("stride", index, fake.stride())
+
+
+def _sizes(query: str, index: int, sizes: Sequence[int | torch.SymInt]) -> Iterator[tuple[str, object, bool]]:
+    for dim, size in enumerate(sizes):
+        read = f"x[{index}].{query}({dim})"
+        if isinstance(size, SymbolicNumber):
+            yield from _first_and_now(read, size)
+        else:
+            yield read, size, query == "size"
+
+
+def _first_and_now(read: str, number: Any) -> Iterator[tuple[str, object, bool]]:
+    """What a symbolic number was at first, and what it has been found equal to since."""
+    first, now = number.node._expr, number.node.expr
+    if isinstance(first, sympy.Symbol):
+        yield read, first, False
+    yield read, now, now != first and ".stride(" not in read
+
+
+@dataclass(frozen=True)
 class Guard:
-    """Whether a captured program serves inputs of given sizes.
+    """Whether a segment of a program serves values of given sizes.
 
     Attributes:
         conditions: What must hold, as Python text over ``s0, s1, ...`` style symbols, for people.
-        holds: The test itself, of the input tensors.
+        holds: The test itself for the first segment, of the input tensors.
+        bind: ``bind(known, values)``: the numbers that all symbols stand for, in order, or ``None`` if a
+            condition does not hold; *known* are those of the symbols that were known before.
     """
 
     conditions: tuple[str, ...]
     holds: Callable[[Sequence[torch.Tensor]], bool]
+    bind: Callable[[Sequence[Any], Sequence[Any]], tuple[Any, ...] | None]
 
 
-def shape_guard(fakes: Sequence[torch.Tensor], env: ShapeEnv) -> Guard:
-    """The guard for a program captured on *fakes*; its conditions come from *env*.
+def shape_guard(opening: Opening, env: ShapeEnv) -> Guard:
+    """The guard for a segment that began with *opening*; its conditions come from *env*.
 
     Each size is a number that must come back, a new symbol, or a symbol seen before; each symbol has a
     range; and every decision that Python or a kernel took from sizes is a condition.
     """
-    reads, conditions = _sizes(fakes)
-    names = dict(reads)
+    reads, conditions = opening.reads()
+    symbols = opening.symbols
+    new = {symbol for _, symbol in reads}
     for symbol, bounds in env.var_to_range.items():
-        if symbol in names.values() and bounds.lower.is_finite and bounds.lower > 0:
+        if symbol in new and bounds.lower.is_finite and bounds.lower > 0:
             conditions.append(f"{symbol} >= {bounds.lower}")
-    for guard in env.guards:
-        expr = guard.expr
-        if expr.free_symbols and expr.free_symbols <= set(names.values()):
+    for guard in env.guards[opening.decided :]:
+        expr = env.replace(guard.expr)  # a symbol may have been found equal to another one
+        if expr.free_symbols and expr.free_symbols <= set(symbols):
             conditions.append(PythonPrinter().doprint(expr))
     conditions = list(dict.fromkeys(conditions))
-    lines = [f"    {symbol} = {read}" for read, symbol in reads]
-    lines += [f"    if not ({condition}): return False" for condition in conditions]
-    code = "def holds(x):\n" + "\n".join([*lines, "    return True"])
+    return Guard(
+        tuple(conditions),
+        _compiled("holds(x)", [], reads, conditions, "False", "True"),
+        _compiled("bind(known, x)", list(opening.known), reads, conditions, "None", _names(symbols)),
+    )
+
+
+def _compiled(
+    head: str,
+    known: list[sympy.Symbol],
+    reads: list[tuple[str, sympy.Symbol]],
+    conditions: list[str],
+    no: str,
+    yes: str,
+) -> Any:
+    lines = [f"    {_names(known)} = known"] if known else []
+    lines += [f"    {symbol} = {read}" for read, symbol in reads]
+    lines += [f"    if not ({condition}): return {no}" for condition in conditions]
+    code = f"def {head}:\n" + "\n".join([*lines, f"    return {yes}"])
     scope: dict[str, Any] = {"math": math}
     exec(compile(code, "<shape guard>", "exec"), scope)
-    return Guard(tuple(conditions), scope["holds"])
+    return scope[head.partition("(")[0]]
 
 
-def _sizes(fakes: Sequence[torch.Tensor]) -> tuple[list[tuple[str, sympy.Symbol]], list[str]]:
-    """How to read each symbol from the inputs, and the equalities between sizes."""
-    reads: list[tuple[str, sympy.Symbol]] = []
-    conditions: list[str] = []
-    known: set[sympy.Symbol] = set()
-    for index, fake in enumerate(fakes):
-        queries: list[tuple[str, Sequence[int]]] = [("size", fake.shape)]
-        if fake.layout == torch.strided:
-            queries.append(("stride", fake.stride()))
-        for query, sizes in queries:
-            for dim, size in enumerate(sizes):
-                value, read = size_of(size), f"x[{index}].{query}({dim})"
-                if isinstance(value, sympy.Symbol) and value not in known:
-                    known.add(value)
-                    reads.append((read, value))
-                elif query == "size":
-                    conditions.append(f"{read} == {value}")
-    return reads, conditions
+def _names(symbols: Sequence[sympy.Symbol]) -> str:
+    return f"({', '.join(map(str, symbols))}{',' if len(symbols) == 1 else ''})"
+
+
+def symbolic_number(env: ShapeEnv, value: bool | int | float, name: str) -> Any:  # noqa: FBT001, PYI041
+    """A symbol for a number that was read from a tensor, with *value* as its example.
+
+    What is decided from it becomes a guard of *env*.  A truth value is given back as it is, with a guard
+    that it must come back.
+    """
+    from torch._dynamo.source import ConstantSource  # noqa: PLC0415  takes long to import
+
+    source = ConstantSource(name)
+    if isinstance(value, float):
+        unspecified = env.create_unspecified_symbol(value, source=source, dynamic_dim=DimDynamic.DYNAMIC)
+        return env.create_symfloatnode(unspecified, hint=value, source=source)
+    symbol = env.create_symbol(
+        int(value),
+        source=source,
+        dynamic_dim=DimDynamic.DYNAMIC,
+        constraint_dim=None,
+        positive=None,
+        do_not_specialize_zero_one=True,
+    )
+    return env.create_symintnode(symbol, hint=int(value), source=source)

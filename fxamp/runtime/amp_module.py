@@ -82,10 +82,10 @@ class AmpModule(nn.Module):
     def graph_modules(self) -> tuple[GraphModule, ...]:
         """All rewritten graphs, of the model and of the children of eager pieces."""
         return tuple(
-            program.module
+            module
             for runner in self._runner.tree()
-            for programs in list(runner.programs.values())
-            for program in programs
+            for program in runner.all_programs()
+            for module in program.modules()
         )
 
     @property

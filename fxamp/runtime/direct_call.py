@@ -16,7 +16,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
 
 from fxamp.capture.capture import pre_dispatch_lock
-from fxamp.capture.recorder import RecordingMode
+from fxamp.capture.recording_mode import RecordingMode
 
 __all__ = ["direct_call"]
 

@@ -1,4 +1,8 @@
-"""A program: one captured and rewritten call, ready to run, with the conditions under which it is right."""
+"""A program: one captured and rewritten segment of a call, ready to run, with the conditions for it.
+
+Most calls are one segment.  Where the model reads values of tensors a call has several: a program then ends
+with the operator that reads, and its branches are the programs that go on from there.
+"""
 
 from __future__ import annotations
 
@@ -9,110 +13,197 @@ from typing import Any
 import torch
 from torch import nn
 from torch._C import _DisableAutocast, _is_any_autocast_enabled
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule, Node
 
-from fxamp.capture.capture import Captured, capture, plain_saved_tensors
-from fxamp.capture.sources import Constant, Place
+from fxamp.capture.capture import plain_saved_tensors
+from fxamp.capture.segments import Captured, Origin, Value
+from fxamp.capture.sources import Constant, Place, Source
 from fxamp.capture.structure import Spec, unflatten
 from fxamp.capture.symbols import Guard, Sizes, shape_guard
-from fxamp.ir.regions import Region
 from fxamp.passes import build_pipeline, run_passes
 from fxamp.passes.base import graphs_of
 from fxamp.policy import Policy
 from fxamp.runtime.lower import FlatCode, lower
 from fxamp.runtime.watch import Slot, TensorWatch
 
-__all__ = ["Program", "build_program"]
+__all__ = ["Branch", "Operator", "Program", "build_program"]
+
+Inputs = tuple[tuple[bool, int], ...]
+"""For each input whether it is a number, and its place among the numbers or the values of the call."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """The operator that ends a segment.
+
+    Attributes:
+        module: A graph of this operator alone.
+        code: The flat code that is run; its one output is the operator's result.
+        inputs: What it gets.
+    """
+
+    module: GraphModule
+    code: FlatCode
+    inputs: Inputs
+    _watch: TensorWatch
+
+    def run(self, values: Sequence[Any]) -> Any:
+        """The operator's result."""
+        tensors = self._watch.read()
+        assert tensors is not None, "the tensors of an operator changed within a call"
+        return _run(self.code, values, tensors)[0]
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A way on from the end of a segment.
+
+    Attributes:
+        key: What the results of its operator must look like: structure, dtypes, devices ...
+        program: The next segment, whose guard tells for which values.
+    """
+
+    key: Any
+    program: Program
 
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """What serves the calls of one signature.
+    """What serves the calls of one signature, or the rest of a call.
 
     Attributes:
         module: The rewritten graph; its attributes are the model's own tensors.
         code: The flat code that is run.
-        guard: Which sizes it serves.
-        result: The structure of the result.
+        guard: Which sizes, and which numbers read, it serves.
+        sizes: Which sizes were symbolic when it was captured.
+        inputs: What it gets, from the values of the call; those of a first segment are the call's own.
+        result: The structure of the result; ``None`` for a segment that is not the last.
         kept: The tensors, by ``id``, of which one cast is kept for the length of a region.
+        positions: See :class:`~fxamp.capture.segments.Captured`.
+        dropped: Likewise.
+        operator: What ends the segment if it is not the last.
+        branches: The programs that go on from there.
     """
 
     module: GraphModule
     code: FlatCode
     guard: Guard
-    result: Spec
+    sizes: Sizes
+    inputs: Inputs
+    result: Spec | None
     kept: frozenset[int]
+    positions: tuple[int, ...]
+    dropped: tuple[int, ...]
+    operator: Operator | None
     _watch: TensorWatch
     _write_back: tuple[Slot, ...]
     _single: bool = field(default=False)
+    branches: list[Branch] = field(default_factory=list)
 
     def tensors(self) -> list[torch.Tensor] | None:
         """The parameters, buffers and constants, read now; ``None`` if they are not as captured."""
         return self._watch.read()
 
-    def run(self, leaves: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Any:
-        """The result of the call, in the structure that the model gives it."""
-        if _is_any_autocast_enabled():
-            with _DisableAutocast():
-                outputs = self.code.run(leaves, tensors)
-        else:
-            outputs = self.code.run(leaves, tensors)
+    def run(self, leaves: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:
+        """The result of the call, in the structure that the model gives it, of a last segment."""
+        outputs = self.outputs(leaves, tensors)
         if self._single:
             return outputs[0]
         if self._write_back:
             kept = len(outputs) - len(self._write_back)
             for (slots, name), value in zip(self._write_back, outputs[kept:], strict=True):
                 slots[name] = value
+        assert self.result is not None
         return unflatten(self.result, outputs)
+
+    def outputs(self, leaves: Sequence[Any], tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+        """The outputs of the graph."""
+        return _run(self.code, leaves, tensors)
+
+    def modules(self) -> tuple[GraphModule, ...]:
+        """The graphs of this segment: its own, and that of the operator at its end."""
+        return (self.module,) if self.operator is None else (self.module, self.operator.module)
+
+    def tree(self) -> list[Program]:
+        """This program and all that go on from it."""
+        return [self, *(below for branch in list(self.branches) for below in branch.program.tree())]
+
+
+def _run(code: FlatCode, leaves: Sequence[Any], tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    if _is_any_autocast_enabled():
+        with _DisableAutocast():
+            return code.run(leaves, tensors)
+    return code.run(leaves, tensors)
 
 
 def build_program(
+    captured: Captured,
     function: Callable[..., object] | nn.Module,
-    spec: Spec,
-    leaves: Sequence[torch.Tensor],
-    region: Region,
     policy: Policy,
-    *,
-    sizes: Sizes = Sizes.LEADING,
-    dynamic_shapes: object = None,
+    sizes: Sizes,
     keep_cast: Callable[..., torch.Tensor] | None = None,
 ) -> Program:
-    """Capture one call, rewrite it under *policy* and lower it.
+    """Rewrite *captured* under *policy* and lower it.
 
     Args:
-        function: A module or a plain function.
-        spec: The structure of ``(args, kwargs)``.
-        leaves: The tensors of the call.
-        region: The state of autocast around it.
+        captured: One segment of a call.
+        function: What was called, a module or a plain function.
         policy: Which operators are cast.
-        sizes: Which sizes are symbolic where the model allows.
-        dynamic_shapes: The user's own choice of them, as for ``torch.export``.
+        sizes: Which sizes were symbolic.
         keep_cast: See :func:`~fxamp.runtime.lower.lower`.
 
     Raises:
-        CaptureError: The call cannot be recorded faithfully.
-        PolicyError: Eager autocast refuses an operator.
+        CaptureError: The graph has another gradient history than the model.
+        PolicyError: The policy is not torch's own, and the model sees the difference.
         InvariantError: A pass is at fault.
     """
-    with plain_saved_tensors():
-        captured = capture(function, spec, leaves, region, sizes, dynamic_shapes)
-        module = _graph_module(captured, function)
-        run_passes(module, build_pipeline(captured, policy))
-    sources = [captured.sources[node] for node in module.graph.nodes if node.op == "get_attr"]
     root = function if isinstance(function, nn.Module) else nn.Module()
+    module = _graph_module(captured.graph, captured.sources, root)
+    with plain_saved_tensors():
+        run_passes(module, build_pipeline(captured, policy))
     code = lower(module.graph, keep_cast)
+    operator = _operator(captured, root)
     _forget_fakes(module)
     module.recompile()
     return Program(
         module=module,
         code=code,
-        guard=shape_guard(captured.inputs, captured.env),
+        guard=shape_guard(captured.opening, captured.env),
+        sizes=sizes,
+        inputs=_inputs(captured.origins, captured),
         result=captured.result,
         kept=_kept(captured, module, root),
-        _watch=TensorWatch([_slot(source, root) for source in sources], root),
+        positions=captured.positions,
+        dropped=captured.dropped,
+        operator=operator,
+        _watch=_watch(module.graph, captured.sources, root),
         _write_back=tuple((place.slot(root), place.name) for place in captured.rebound),
         _single=captured.result == ("leaf",) and not captured.rebound,
     )
+
+
+def _operator(captured: Captured, root: nn.Module) -> Operator | None:
+    recording = captured.operator
+    if recording is None:
+        return None
+    module = _graph_module(recording.graph, recording.sources, root)
+    code = lower(recording.graph)
+    watch = _watch(recording.graph, recording.sources, root)
+    _forget_fakes(module)
+    return Operator(module, code, _inputs(recording.origins, captured), watch)
+
+
+def _inputs(origins: Sequence[Origin], captured: Captured) -> Inputs:
+    numbers = captured.opening.symbols
+    return tuple(
+        (False, origin.index) if isinstance(origin, Value) else (True, numbers.index(origin.symbol))
+        for origin in origins
+    )
+
+
+def _watch(graph: Graph, sources: dict[Node, Source], root: nn.Module) -> TensorWatch:
+    used = [sources[node] for node in graph.nodes if node.op == "get_attr"]
+    return TensorWatch([_slot(source, root) for source in used], root)
 
 
 def _kept(captured: Captured, module: GraphModule, root: nn.Module) -> frozenset[int]:
@@ -135,11 +226,10 @@ def _slot(source: Place | Constant, root: nn.Module) -> Slot:
     return source.slot(root), source.name
 
 
-def _graph_module(captured: Captured, function: object) -> GraphModule:
+def _graph_module(graph: Graph, sources: dict[Node, Source], root: nn.Module) -> GraphModule:
     """The recorded graph with the model's own tensors as attributes, under their own names."""
-    root = function if isinstance(function, nn.Module) else nn.Module()
     attributes: dict[str, Any] = {}
-    for node, source in captured.sources.items():
+    for node, source in sources.items():
         holder, name = _slot(source, root)
         attributes[str(node.target)] = holder[name]
-    return GraphModule(attributes, captured.graph, class_name="AmpGraph")
+    return GraphModule(attributes, graph, class_name="AmpGraph")

@@ -6,13 +6,12 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from fxamp.ir.facts import Fact
 from fxamp.ir.operators import operator_name
 from fxamp.ir.regions import run_in_region
 from fxamp.ir.where import Where
-from fxamp.runtime.program import Program
 from fxamp.runtime.runner import Runner
 
 __all__ = ["EagerPiece", "OperatorRow", "Report", "report_on"]
@@ -87,10 +86,10 @@ class Report:
 def report_on(runner: Runner) -> Report:
     """The report on *runner* and all runners below it."""
     runners = runner.tree()
-    programs = [p for r in runners for served in list(r.programs.values()) for p in served]
+    modules = [module for r in runners for program in r.all_programs() for module in program.modules()]
     return Report(
-        operators=tuple(row for index, program in enumerate(programs) for row in _rows(index, program)),
-        casts=tuple(_count_casts(program) for program in programs),
+        operators=tuple(row for index, module in enumerate(modules) for row in _rows(index, module)),
+        casts=tuple(_count_casts(module) for module in modules),
         eager=tuple(
             EagerPiece(r.path, failure.reason)
             for r in runners
@@ -99,14 +98,14 @@ def report_on(runner: Runner) -> Report:
     )
 
 
-def _count_casts(program: Program) -> int:
-    return sum("inserted" in node.meta for node in program.module.graph.nodes)
+def _count_casts(module: GraphModule) -> int:
+    return sum("inserted" in node.meta for node in module.graph.nodes)
 
 
-def _rows(index: int, program: Program) -> list[OperatorRow]:
+def _rows(index: int, module: GraphModule) -> list[OperatorRow]:
     return [
         _row(index, node)
-        for node in program.module.graph.nodes
+        for node in module.graph.nodes
         if node.op == "call_function" and node.meta.get("fact") is not None and _is_operator(node)
     ]
 

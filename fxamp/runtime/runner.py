@@ -19,6 +19,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from fxamp.capture.capture import capture
+from fxamp.capture.segments import Captured, NeedsValuesError
 from fxamp.capture.structure import Spec, flatten
 from fxamp.capture.symbols import Sizes
 from fxamp.errors import ArgumentError, CaptureError, InvariantError, PolicyError
@@ -29,12 +31,15 @@ from fxamp.runtime.eager_use import EagerUse, Onlooker
 from fxamp.runtime.program import Program, build_program
 from fxamp.runtime.shadow import shadow_of
 from fxamp.runtime.signature import Latest, are_plain, signature
+from fxamp.runtime.walk import Walk
 from fxamp.runtime.watch import ModuleWatch
 
 __all__ = ["Failure", "Options", "Runner"]
 
 _MOST_PROGRAMS = 16  # of one signature
 _MOST_SIGNATURES = 64
+_MOST_BRANCHES = 32  # ways on from one segment
+_USED_OUTSIDE = "eager code outside of this module uses its weights too"
 _LEAF_SPEC: Spec = ("leaf",)
 _ONE_TENSOR: Spec = (tuple, ((tuple, (_LEAF_SPEC,)), (dict, ())))
 
@@ -121,17 +126,77 @@ class Runner:
             return self._run_eagerly(None, args, kwargs, region)
         program, tensors = self._find(key, leaves)
         if program is None:
-            program = self._capture(key, spec, leaves, region)
-            if program is None:
-                return self._run_eagerly(key, args, kwargs, region)
-            tensors = program.tensors()
-            assert tensors is not None, "a fresh program does not fit the model it was captured from"
+            return self._first_call(key, spec, leaves, args, kwargs, region)
         if not self._may_run(program):
             return self._run_beside(program, key, args, kwargs, region)
         self.last = program
+        if program.operator is not None:
+            walk = self._walk(spec, leaves, region)
+            return self._run_segments(walk, lambda: walk.run(program, tensors), key, args, kwargs, region)
         if not kwargs and are_plain(args):
             self._latest = Latest(args, region, self._watch, program)
         return program.run(leaves, tensors)
+
+    def _first_call(
+        self, key: Any, spec: Spec, leaves: list[torch.Tensor], args: Any, kwargs: Any, region: Region
+    ) -> Any:
+        """Capture the call, and run it: its last segment if the others had to be run to capture it."""
+        looking_on = bool(self.path) and self._use.surveying
+        walk = None if looking_on else self._walk(spec, leaves, region)
+        known = key in self.failures
+        with cast_scope():
+            program = self._capture(key, spec, leaves, region, walk)
+            if program is None and looking_on and key not in self.failures:
+                return Onlooker(self._use, "").call_child(self.function, self.path, args, kwargs)  # type: ignore[arg-type]
+            if program is None:
+                try:
+                    return self._run_eagerly(key, args, kwargs, region)
+                except Exception:
+                    if not known:  # it may be the call that is at fault, not the model
+                        self.failures.pop(key, None)
+                    raise
+            if walk is not None and walk.begun:
+                return self._run_segments(walk, lambda: walk.finish(program), key, args, kwargs, region)
+        return self._call(args, kwargs, region)
+
+    def _run_segments(
+        self, walk: Walk, run: Callable[[], Any], key: Any, args: Any, kwargs: Any, region: Region
+    ) -> Any:
+        """Run a call that reads values; if it takes a way that cannot be captured, begin again eagerly."""
+        try:
+            with cast_scope():
+                result = run()
+        except CaptureError as error:
+            walk.undo()
+            result = self._run_eagerly(key, args, kwargs, region)
+            self._give_up(key, str(error))
+            return result
+        if any(len(program.branches) > _MOST_BRANCHES for program in walk.path):
+            self._give_up(key, f"what the model reads from tensors took it more than {_MOST_BRANCHES} ways")
+        return result
+
+    def _give_up(self, key: Any, reason: str) -> None:
+        self.programs.pop(key, None)
+        self.failures[key] = Failure(reason)
+
+    def _walk(self, spec: Spec, leaves: list[torch.Tensor], region: Region) -> Walk:
+        def record(walk: Walk, sizes: Sizes) -> Captured:
+            return self._record(spec, leaves, region, sizes, walk)
+
+        return Walk(leaves, self._build, record)
+
+    def _record(
+        self, spec: Spec, leaves: list[torch.Tensor], region: Region, sizes: Sizes, walk: Walk | None
+    ) -> Captured:
+        with self._lock:
+            return capture(self.function, spec, leaves, region, sizes, self.options.dynamic_shapes, walk)
+
+    def _build(self, captured: Captured, sizes: Sizes, *, alone: bool) -> Program:
+        keep = keep_cast if self.path or not alone else None
+        program = build_program(captured, self.function, self.options.policy, sizes, keep)
+        if not alone and not self._use.is_inside(program.kept, self.path):
+            raise CaptureError(_USED_OUTSIDE)
+        return program
 
     def _may_run(self, program: Program) -> bool:
         return not self.path or (not self._use.surveying and self._use.is_inside(program.kept, self.path))
@@ -142,7 +207,7 @@ class Runner:
         """Run by the module's own Python although there is a program: in a survey, or for good."""
         if self._use.is_inside(program.kept, self.path):
             return Onlooker(self._use, "").call_child(self.function, self.path, args, kwargs)  # type: ignore[arg-type]
-        self.failures[key] = Failure("eager code outside of this module uses its weights too")
+        self.failures[key] = Failure(_USED_OUTSIDE)
         return self._run_eagerly(key, args, kwargs, region)
 
     def capture(self, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> None:
@@ -154,7 +219,7 @@ class Runner:
             self.failures[None] = Failure(str(error))
             return
         program, _ = self._find(key, leaves)
-        self.last = program or self._capture(key, spec, leaves, region)
+        self.last = program or self._capture(key, spec, leaves, region, None)
 
     def _sign(self, args: Any, kwargs: Any, region: Region) -> tuple[Any, Spec, list[torch.Tensor]]:
         if self._watch is not None and not self._watch.intact():
@@ -173,7 +238,13 @@ class Runner:
                     return program, tensors
         return None, None
 
-    def _capture(self, key: Any, spec: Spec, leaves: list[torch.Tensor], region: Region) -> Program | None:
+    def _capture(
+        self, key: Any, spec: Spec, leaves: list[torch.Tensor], region: Region, walk: Walk | None
+    ) -> Program | None:
+        """The program for a call: the one that there is now, or a new one, or none.
+
+        With *walk* the call may have begun; then the program is the last of the call's.
+        """
         with self._lock:
             program, _ = self._find(key, leaves)  # another thread may have been faster
             if program is not None:
@@ -182,19 +253,16 @@ class Runner:
                 return None
             try:
                 self._refuse_hooks()
-                program = build_program(
-                    self.function,
-                    spec,
-                    leaves,
-                    region,
-                    self.options.policy,
-                    sizes=self._sizes(key),
-                    dynamic_shapes=self.options.dynamic_shapes,
-                    keep_cast=keep_cast if self.path else None,
-                )
+                sizes = self._sizes(key)
+                if walk is None:
+                    captured = self._record(spec, leaves, region, sizes, None)
+                    program = self._build(captured, sizes, alone=True)
+                else:
+                    program = walk.explore(sizes)
             except CaptureError as error:
+                if walk is None and isinstance(error, NeedsValuesError):
+                    return None  # they come with the first real call
                 self.failures[key] = Failure(str(error), whole=_is_from_dynamo(error))
-                return None
             except (PolicyError, InvariantError, ArgumentError):
                 raise
             except Exception as error:  # noqa: BLE001  eager autocast would have run the model, so it is run
@@ -202,8 +270,11 @@ class Runner:
                 warnings.warn(
                     f"{self.path or 'the model'} runs eagerly: {self.failures[key].reason}", stacklevel=4
                 )
+            if program is None:
+                if walk is not None:
+                    walk.undo()
                 return None
-            self._keep(key, program)
+            self._keep(key, walk.path[0] if walk is not None and walk.path else program)
             return program
 
     def _keep(self, key: Any, program: Program) -> None:
@@ -265,6 +336,10 @@ class Runner:
             self.last, self._latest, self._surveyed = None, None, set()
             if isinstance(self.function, nn.Module):
                 self._watch = ModuleWatch(self.function)
+
+    def all_programs(self) -> list[Program]:
+        """The programs of this runner, with those that go on from them."""
+        return [p for served in list(self.programs.values()) for first in served for p in first.tree()]
 
     def tree(self) -> list[Runner]:
         """This runner and those of all eager pieces below it."""

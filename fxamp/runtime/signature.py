@@ -11,14 +11,14 @@ from fxamp.ir.regions import Region
 from fxamp.runtime.program import Program
 from fxamp.runtime.watch import ModuleWatch, tensor_check
 
-__all__ = ["Latest", "are_plain", "signature"]
+__all__ = ["Latest", "are_plain", "describe", "signature"]
 
 
 def signature(spec: Spec, leaves: list[torch.Tensor], region: Region, watch: ModuleWatch | None) -> Any:
     """Everything that selects a program, but sizes, which its shape guard tests; hashable."""
     return (
         spec,
-        tuple([_describe(leaf) for leaf in leaves]),
+        tuple([describe(leaf) for leaf in leaves]),
         _aliases(leaves) if len(leaves) > 1 else None,
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
@@ -35,7 +35,7 @@ def are_plain(args: tuple[Any, ...]) -> bool:
     )
 
 
-def _describe(tensor: torch.Tensor) -> Any:
+def describe(tensor: torch.Tensor) -> Any:
     """What a program must know of an input besides its sizes."""
     requires_grad = tensor.requires_grad
     return (

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.fx import GraphModule
 
-from fxamp.capture.capture import Captured, capture
+from fxamp.capture.capture import capture
+from fxamp.capture.segments import Captured
 from fxamp.capture.structure import flatten
 from fxamp.capture.symbols import Guard, shape_guard
 from fxamp.ir.text import show
@@ -22,7 +23,7 @@ def _captured(function: Callable[..., object], *args: Tensor) -> tuple[Captured,
     spec, leaves = flatten((args, {}))
     recorded = capture(function, spec, leaves, BF16)
     assert recorded.fakes.shape_env is not None
-    return recorded, shape_guard(recorded.inputs, recorded.fakes.shape_env)
+    return recorded, shape_guard(recorded.opening, recorded.fakes.shape_env)
 
 
 def test_a_program_serves_other_sizes() -> None:

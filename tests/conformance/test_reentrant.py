@@ -18,7 +18,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
-from fxamp.capture.recorder import RecordingMode
+from fxamp.capture.recording_mode import RecordingMode
 from fxamp.ir.operators import is_composite
 from fxamp.policy import Policy
 from fxamp.policy.reentrant import REENTRANT

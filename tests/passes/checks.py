@@ -16,7 +16,8 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from fxamp.capture.capture import Captured, capture
+from fxamp.capture.capture import capture
+from fxamp.capture.segments import Captured
 from fxamp.capture.structure import flatten
 from fxamp.capture.symbols import Sizes
 from fxamp.ir.regions import Region
@@ -69,7 +70,8 @@ def prepared(
 ) -> Prepared:
     """Capture ``function(*args)`` and run the pipeline up to the pass of class *kind*."""
     recorded = captured(function, *args, region=region)
-    module = _graph_module(recorded, function)
+    root = function if isinstance(function, nn.Module) else nn.Module()
+    module = _graph_module(recorded.graph, recorded.sources, root)
     for step in build_pipeline(recorded, policy):
         if isinstance(step, kind):
             return Prepared(module, step, recorded)

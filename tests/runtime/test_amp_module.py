@@ -309,7 +309,8 @@ def test_a_part_that_cannot_be_captured_stays_eager_and_its_neighbours_do_not() 
             self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
 
         def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = self.a(x) if x.mean() > 0 else self.b(x)
+            drawn = random.random()  # which keeps it eager
+            result: Tensor = self.a(x) if drawn >= 0 else self.b(x)
             return result
 
     class Model(nn.Module):

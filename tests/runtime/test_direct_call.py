@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
 
-from fxamp.capture.recorder import RecordingMode
+from fxamp.capture.recording_mode import RecordingMode
 from fxamp.runtime.direct_call import direct_call
 
 aten = torch.ops.aten

@@ -1,0 +1,171 @@
+"""A call is recorded in segments: it ends one wherever Python, or a kernel, needs a value.
+
+``x.item()``, ``if x.any():``, ``x.nonzero()``, or an operator that fake tensors refuse: what fake tensors
+cannot answer, real ones can.  So what is recorded so far becomes one segment and is run for real, then the
+operator is.  Its results begin the next segment as new fake tensors and symbols, and the model's Python,
+which was waiting for the answer, goes on.  What it decides from the answer is a guard of that next segment;
+a later call that decides otherwise is recorded from there as another branch.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+import sympy
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from fxamp.capture.sources import Place, Source
+from fxamp.capture.structure import Spec
+from fxamp.capture.symbols import Opening, Sizes
+from fxamp.errors import CaptureError
+from fxamp.ir.regions import Region
+
+__all__ = [
+    "Captured",
+    "Carried",
+    "NeedsValuesError",
+    "Number",
+    "Origin",
+    "Recording",
+    "Value",
+    "Walk",
+    "are_held",
+]
+
+
+class NeedsValuesError(CaptureError):
+    """The call reads values of tensors, and can be captured only while it is run."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """An input of a segment that an earlier one left: its number among all values of the call."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Number:
+    """An input of a segment that is a size or a number read earlier."""
+
+    symbol: sympy.Symbol
+
+
+Origin: TypeAlias = "Value | Number"
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A graph and what its inputs stand for.
+
+    Attributes:
+        graph: Inputs, sources, operators, output.
+        sources: Where each ``get_attr`` node's tensor lives.
+        origins: What each input is, in order.
+    """
+
+    graph: Graph
+    sources: dict[Node, Source]
+    origins: tuple[Origin, ...]
+
+
+@dataclass(frozen=True)
+class Captured:
+    """One recorded segment of a call; most calls have one.
+
+    Attributes:
+        graph: Inputs, then sources, then operators; the outputs of the last segment are the result's
+            tensors, then the tensors that are put back into attributes; those of the others are the
+            values that Python still held.
+        region: The state of autocast that the segment began in.
+        fakes: The mode that the fake tensors in ``node.meta["val"]`` live in.
+        env: What is known of their sizes.
+        sources: Where each ``get_attr`` node's tensor lives.
+        origins: What each input is, in order.
+        opening: The values it began with; the passes may still add guards on their sizes.
+        grad: Whether gradients were recorded at the start.
+        result: The structure of the result; ``None`` but for the last segment.
+        rebound: Where the trailing outputs go, one place each.
+        operator: The operator whose results the next segment begins with.
+        positions: Which tensors of the segment are its outputs, counted as they were recorded.
+        dropped: Which values nobody needs any more once the segment has run.
+    """
+
+    graph: Graph
+    region: Region
+    fakes: FakeTensorMode
+    env: ShapeEnv
+    sources: dict[Node, Source]
+    origins: tuple[Origin, ...]
+    opening: Opening
+    grad: bool
+    result: Spec | None = None
+    rebound: tuple[Place, ...] = ()
+    operator: Recording | None = None
+    positions: tuple[int, ...] = ()
+    dropped: tuple[int, ...] = ()
+
+
+class Walk(Protocol):
+    """The real call beside a recording."""
+
+    @property
+    def following(self) -> bool:
+        """Whether the call has begun with programs that were there already."""
+
+    def begin(self, sizes: Sizes) -> None:
+        """A recording starts; a second one is made where symbolic *sizes* were too much for the model."""
+
+    def expected(self) -> tuple[int, ...] | None:
+        """The outputs of the next segment if it has run already, as :attr:`Captured.positions`."""
+
+    def advance(self, segment: Captured) -> tuple[Spec, Sequence[Any]]:
+        """Run *segment* and the operator at its end: the structure of the operator's result, its values."""
+
+
+@dataclass
+class Carried:
+    """The values that the segments so far have left, as the recorder sees them.
+
+    Attributes:
+        tensors: By ``id``, a fake tensor that Python may still use, and its number.
+        symbols: The sizes and numbers that can be read.
+        count: How many values there are.
+    """
+
+    tensors: dict[int, tuple[FakeTensor, int]] = field(default_factory=dict)
+    symbols: set[sympy.Symbol] = field(default_factory=set)
+    count: int = 0
+
+    def add(self, value: object) -> None:
+        """Give *value* the next number."""
+        if isinstance(value, FakeTensor):
+            self.tensors[id(value)] = (value, self.count)
+        self.count += 1
+
+    def drop_dead(self, needed: set[int]) -> tuple[int, ...]:
+        """Forget the tensors that only this object refers to, but for *needed* ones; give their numbers."""
+        fakes = [fake for fake, _ in self.tensors.values()]
+        held = are_held(fakes, 1)
+        del fakes
+        keys = [key for key, alive in zip(self.tensors, held, strict=True) if not alive and key not in needed]
+        return tuple(self.tensors.pop(key)[1] for key in keys)
+
+
+def are_held(tensors: Sequence[torch.Tensor], known: int) -> list[bool]:
+    """For each of *tensors*, whether there are more references than *known* ones and the sequence's."""
+    probe = object()  # is referred to by the sequence alone
+    counts = [sys.getrefcount(item) for item in _with(tensors, probe)]
+    probe_only = counts.pop() - 1  # this function holds the probe, too
+    # the sequence that was given, and the one with the probe
+    return [count > probe_only + known + 1 for count in counts]
+
+
+def _with(tensors: Sequence[object], probe: object) -> list[object]:
+    return [*tensors, probe]

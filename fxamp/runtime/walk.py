@@ -1,0 +1,178 @@
+"""One call of a model that reads values: from segment to segment, by what its operators give.
+
+A program that is not the last of its call ends with an operator, and its branches say how calls went on from
+its results.  Where none fits, the model's Python is recorded once more from the top: through the segments
+that have run already it is told the results that they had, and from there on each new segment is run as soon
+as it is recorded.  So no operator is ever run twice in a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from fxamp.capture.segments import Captured
+from fxamp.capture.structure import Spec, flatten_results
+from fxamp.capture.symbols import Sizes
+from fxamp.errors import InvariantError
+from fxamp.runtime.program import Branch, Inputs, Program
+from fxamp.runtime.signature import describe
+from fxamp.runtime.undo import Undo
+
+__all__ = ["Walk"]
+
+
+class Walk:
+    """The state of one call.
+
+    Args:
+        leaves: The tensors of the call.
+        build: Called as ``build(segment, sizes, alone=...)``: makes the program of a segment.
+        record: Records the call anew, with this walk beside it, with these sizes symbolic; gives the last
+            segment.
+
+    Attributes:
+        path: The programs that the call has gone through.
+        following: Whether the call has begun with programs that were there already.
+    """
+
+    def __init__(
+        self,
+        leaves: Sequence[torch.Tensor],
+        build: Callable[..., Program],
+        record: Callable[[Walk, Sizes], Captured],
+    ) -> None:
+        self._leaves, self._build, self._record = leaves, build, record
+        self.path: list[Program] = []
+        self._values: list[Any] = list(leaves)
+        self._numbers: tuple[Any, ...] = ()
+        self._answers: list[tuple[Spec, list[Any]]] = []
+        self._undo = Undo()
+        self._sizes = Sizes.FIXED
+        self._position = 0
+        self.following = False
+        self._positions: list[tuple[int, ...]] = []
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything has been run for real."""
+        return bool(self._answers)
+
+    # --- running ------------------------------------------------------------------------------------
+
+    def run(self, program: Program, tensors: Sequence[torch.Tensor]) -> Any:
+        """The result of the call, which begins with *program*."""
+        self._enter(program)
+        while program.operator is not None:
+            self._positions.append(program.positions)
+            self._execute(program, tensors)
+            found = self._branch(program)
+            if found is None:
+                return self.finish(self.explore())
+            program, tensors = found
+        return program.run(self._gather(program.inputs), tensors)
+
+    def finish(self, program: Program) -> Any:
+        """The result of the call, of which *program* is the last segment and all others have run."""
+        tensors = program.tensors()
+        assert tensors is not None, "a fresh program does not fit the model it was captured from"
+        return program.run(self._gather(program.inputs), tensors)
+
+    def explore(self, sizes: Sizes = Sizes.FIXED) -> Program:
+        """Record the call and run all of it but the last segment, which is given back.
+
+        Args:
+            sizes: Which are symbolic; where the call has begun, those of its first program.
+        """
+        self.following = bool(self.path)
+        self._sizes = self.path[0].sizes if self.path else sizes
+        captured = self._record(self, self._sizes)
+        program = self._attach(captured)
+        if self.path:
+            self._enter(program)
+        return program
+
+    def undo(self) -> None:
+        """Take back what the call has done so far."""
+        if self.begun:
+            self._undo.restore()
+
+    def _enter(self, program: Program) -> None:
+        numbers = program.guard.bind(self._numbers, self._latest())
+        if numbers is None:
+            raise InvariantError(f"a program does not serve its own call: {program.guard.conditions}")
+        self._numbers = numbers
+        self.path.append(program)
+
+    def _latest(self) -> Sequence[Any]:
+        """The values that the segment behind the end of the path begins with."""
+        return self._answers[len(self.path) - 1][1] if self.path else self._leaves
+
+    def _execute(self, program: Program, tensors: Sequence[torch.Tensor]) -> None:
+        assert program.operator is not None
+        if not self._answers:
+            self._undo.save(self._leaves)
+        self._undo.save(tensor for tensor in tensors if not isinstance(tensor, nn.Parameter))
+        self._values += program.outputs(self._gather(program.inputs), tensors)
+        spec, results = flatten_results(program.operator.run(self._gather(program.operator.inputs)))
+        self._values += results
+        for index in program.dropped:
+            self._values[index] = None
+        self._answers.append((spec, results))
+
+    def _gather(self, inputs: Inputs) -> list[Any]:
+        return [self._numbers[index] if is_number else self._values[index] for is_number, index in inputs]
+
+    def _branch(self, program: Program) -> tuple[Program, Sequence[torch.Tensor]] | None:
+        key = self._key()
+        for branch in program.branches:
+            if branch.key != key:
+                continue
+            numbers = branch.program.guard.bind(self._numbers, self._answers[-1][1])
+            tensors = None if numbers is None else branch.program.tensors()
+            if numbers is not None and tensors is not None:
+                self._numbers = numbers
+                self.path.append(branch.program)
+                return branch.program, tensors
+        return None
+
+    def _key(self) -> Any:
+        spec, results = self._answers[len(self.path) - 1]
+        return spec, tuple([describe(r) if isinstance(r, torch.Tensor) else type(r) for r in results])
+
+    # --- beside a recording -------------------------------------------------------------------------
+
+    def begin(self, sizes: Sizes) -> None:
+        """A recording starts; one with other sizes than the path was made with makes a new path."""
+        self._position, self._sizes = 0, sizes
+        if not self.following:
+            self.path, self._numbers = [], ()
+
+    def expected(self) -> tuple[int, ...] | None:
+        """The outputs of the next segment, where it has run already."""
+        return self._positions[self._position] if self._position < len(self._positions) else None
+
+    def advance(self, captured: Captured) -> tuple[Spec, Sequence[Any]]:
+        """Give the results of the operator at the end of *captured*, which is run unless it has been."""
+        position = self._position
+        self._position += 1
+        if self.following and position < len(self.path):
+            return self._answers[position]
+        program = self._attach(captured)
+        self._enter(program)
+        if position == len(self._answers):
+            tensors = program.tensors()
+            assert tensors is not None, "a fresh program does not fit the model it was captured from"
+            self._positions.append(program.positions)
+            self._execute(program, tensors)
+        return self._answers[position]
+
+    def _attach(self, captured: Captured) -> Program:
+        alone = captured.operator is None and not self.path
+        program = self._build(captured, self._sizes, alone=alone)
+        if self.path:
+            self.path[-1].branches.append(Branch(self._key(), program))
+        return program
