@@ -30,8 +30,9 @@ from fxamp.capture.recording_mode import RecordingMode
 from fxamp.capture.refusals import RandomnessRefused, torchscript_refused
 from fxamp.capture.segments import Captured, NeedsValuesError, Walk
 from fxamp.capture.sources import Place, places_of
-from fxamp.capture.structure import Spec, flatten, unflatten
+from fxamp.capture.structure import Spec, contents, flatten, mutable_objects, strangers, unflatten
 from fxamp.capture.symbols import ObservedShapeEnv, Sizes, fake_input
+from fxamp.capture.tracer_checks import tracer_unseen
 from fxamp.errors import CaptureError, PolicyError
 from fxamp.ir.regions import Region
 
@@ -154,17 +155,60 @@ def _record(
         function = mirror.root
     faked = [fake_input(recorder.fakes, leaf, sizes) for leaf, sizes in zip(leaves, symbolic, strict=True)]
     args, kwargs = unflatten(spec, faked)
+    objects = mutable_objects((args, kwargs))
+    held = [contents(value) for value in objects]
     for fake, name in zip(faked, _input_names(function, args, kwargs), strict=True):
         recorder.add_input(fake, name)
     recorder.begin_with(faked)
-    with randomness, torchscript_refused(recorder.refuse), recording(recorder, recorder.region):
+    with ExitStack() as stack:
+        for context in (
+            randomness,
+            torchscript_refused(recorder.refuse),
+            tracer_unseen(),
+            _kept_as_they_are(strangers((args, kwargs))),
+            recording(recorder, recorder.region),
+        ):
+            stack.enter_context(context)
         result = function(*args, **kwargs)
         recorder.raise_refusal()
-        result_spec, outputs = flatten(result)
+        changed = _changed(objects, held)
+        result_spec, outputs = flatten((result, [contents(objects[index]) for index in changed]), objects)
         rebound = mirror.rebindings() if mirror else []
         recorder.finish([*outputs, *(rebinding.tensor for rebinding in rebound)])
-    places = tuple(rebinding.place for rebinding in rebound)
-    return replace(recorder.segment(), result=result_spec, rebound=places)
+    return replace(
+        recorder.segment(),
+        result=result_spec if changed else result_spec[1][0],
+        changed=changed,
+        rebound=tuple(rebinding.place for rebinding in rebound),
+    )
+
+
+@contextmanager
+def _kept_as_they_are(objects: list[object]) -> Iterator[None]:
+    """Put back the attributes of *objects*, which are the user's own; if a call changes them it is refused."""
+    before = [dict(vars(value)) for value in objects]
+    try:
+        yield
+        for value, attributes in zip(objects, before, strict=True):
+            now = vars(value)
+            if list(now) != list(attributes) or any(now[name] is not attributes[name] for name in now):
+                raise CaptureError(f"the call changes an argument of class {type(value).__qualname__}")
+    finally:
+        for value, attributes in zip(objects, before, strict=True):
+            vars(value).clear()
+            vars(value).update(attributes)
+
+
+def _changed(objects: list[object], held: Sequence[Sequence[tuple[Any, Any]]]) -> tuple[int, ...]:
+    """Which of *objects*, which held *held*, now hold something else."""
+    return tuple(
+        index
+        for index, (value, before) in enumerate(zip(objects, held, strict=True))
+        if len(now := contents(value)) != len(before)
+        or any(
+            key != old_key or new is not old for (key, new), (old_key, old) in zip(now, before, strict=True)
+        )
+    )
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import torch
+from torch._dispatch.python import no_python_dispatcher
 from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = ["Interlude"]
@@ -36,6 +37,7 @@ class Interlude:
         with ExitStack() as stack:
             stack.enter_context(_nesting_of(self._nesting))
             stack.enter_context(_disable_current_modes())
+            stack.enter_context(no_python_dispatcher())
             stack.enter_context(torch._C._ForceDispatchKeyGuard(self._include, self._exclude))
             stack.enter_context(self._hooks_as_before())
             for suspend in self._suspend:

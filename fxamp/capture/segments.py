@@ -91,6 +91,8 @@ class Captured:
         opening: The values it began with; the passes may still add guards on their sizes.
         grad: Whether gradients were recorded at the start.
         result: The structure of the result; ``None`` but for the last segment.
+        changed: Which of the call's mutable objects hold something else afterwards; then the result is the
+            pair of the model's result and of what they hold.
         rebound: Where the trailing outputs go, one place each.
         operator: The operator whose results the next segment begins with.
         positions: Which tensors of the segment are its outputs, counted as they were recorded.
@@ -106,6 +108,7 @@ class Captured:
     opening: Opening
     grad: bool
     result: Spec | None = None
+    changed: tuple[int, ...] = ()
     rebound: tuple[Place, ...] = ()
     operator: Recording | None = None
     positions: tuple[int, ...] = ()

@@ -18,7 +18,7 @@ from torch.fx import Graph, GraphModule, Node
 from fxamp.capture.capture import plain_saved_tensors
 from fxamp.capture.segments import Captured, Origin, Value
 from fxamp.capture.sources import Constant, Place, Source
-from fxamp.capture.structure import Spec, unflatten
+from fxamp.capture.structure import Spec, mutable_objects, set_contents, unflatten
 from fxamp.capture.symbols import Guard, Sizes, shape_guard
 from fxamp.passes import build_pipeline, run_passes
 from fxamp.passes.base import graphs_of
@@ -78,6 +78,8 @@ class Program:
         sizes: Which sizes were symbolic when it was captured.
         inputs: What it gets, from the values of the call; those of a first segment are the call's own.
         result: The structure of the result; ``None`` for a segment that is not the last.
+        changed: See :class:`~fxamp.capture.segments.Captured`.
+        refers: Whether the result refers to mutable objects of the call.
         kept: The tensors, by ``id``, of which one cast is kept for the length of a region.
         positions: See :class:`~fxamp.capture.segments.Captured`.
         dropped: Likewise.
@@ -91,6 +93,8 @@ class Program:
     sizes: Sizes
     inputs: Inputs
     result: Spec | None
+    changed: tuple[int, ...]
+    refers: bool
     kept: frozenset[int]
     positions: tuple[int, ...]
     dropped: tuple[int, ...]
@@ -104,8 +108,14 @@ class Program:
         """The parameters, buffers and constants, read now; ``None`` if they are not as captured."""
         return self._watch.read()
 
-    def run(self, leaves: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:
-        """The result of the call, in the structure that the model gives it, of a last segment."""
+    def run(self, leaves: Sequence[Any], tensors: Sequence[torch.Tensor], call: Any = None) -> Any:
+        """The result of the call, in the structure that the model gives it, of a last segment.
+
+        Args:
+            leaves: What the inputs stand for.
+            tensors: What :meth:`tensors` gave.
+            call: ``(args, kwargs)`` of the call.
+        """
         outputs = self.outputs(leaves, tensors)
         if self._single:
             return outputs[0]
@@ -114,7 +124,13 @@ class Program:
             for (slots, name), value in zip(self._write_back, outputs[kept:], strict=True):
                 slots[name] = value
         assert self.result is not None
-        return unflatten(self.result, outputs)
+        objects = mutable_objects(call) if self.refers else []
+        result = unflatten(self.result, outputs, objects)
+        if not self.changed:
+            return result
+        for index, now in zip(self.changed, result[1], strict=True):
+            set_contents(objects[index], now)
+        return result[0]
 
     def outputs(self, leaves: Sequence[Any], tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         """The outputs of the graph."""
@@ -172,6 +188,8 @@ def build_program(
         sizes=sizes,
         inputs=_inputs(captured.origins, captured),
         result=captured.result,
+        changed=captured.changed,
+        refers=bool(captured.changed) or _refers(captured.result),
         kept=_kept(captured, module, root),
         positions=captured.positions,
         dropped=captured.dropped,
@@ -180,6 +198,13 @@ def build_program(
         _write_back=tuple((place.slot(root), place.name) for place in captured.rebound),
         _single=captured.result == ("leaf",) and not captured.rebound,
     )
+
+
+def _refers(spec: Any) -> bool:
+    """Whether an object of the call, or one that occurs twice, is anywhere in *spec*."""
+    if not isinstance(spec, tuple) or not spec:
+        return False
+    return (len(spec) == 2 and spec[0] == "again") or any(map(_refers, spec))
 
 
 def _operator(captured: Captured, root: nn.Module) -> Operator | None:

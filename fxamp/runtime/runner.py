@@ -114,7 +114,7 @@ class Runner:
         ):
             tensors = latest.program.tensors()
             if tensors is not None:
-                return latest.program.run(args, tensors)
+                return latest.program.run(args, tensors, (args, kwargs))
         return self._call(args, kwargs, region)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
@@ -131,18 +131,18 @@ class Runner:
             return self._run_beside(program, key, args, kwargs, region)
         self.last = program
         if program.operator is not None:
-            walk = self._walk(spec, leaves, region)
+            walk = self._walk(spec, leaves, region, (args, kwargs))
             return self._run_segments(walk, lambda: walk.run(program, tensors), key, args, kwargs, region)
         if not kwargs and are_plain(args):
             self._latest = Latest(args, region, self._watch, program)
-        return program.run(leaves, tensors)
+        return program.run(leaves, tensors, (args, kwargs))
 
     def _first_call(
         self, key: Any, spec: Spec, leaves: list[torch.Tensor], args: Any, kwargs: Any, region: Region
     ) -> Any:
         """Capture the call, and run it: its last segment if the others had to be run to capture it."""
         looking_on = bool(self.path) and self._use.surveying
-        walk = None if looking_on else self._walk(spec, leaves, region)
+        walk = None if looking_on else self._walk(spec, leaves, region, (args, kwargs))
         known = key in self.failures
         with cast_scope():
             program = self._capture(key, spec, leaves, region, walk)
@@ -179,11 +179,11 @@ class Runner:
         self.programs.pop(key, None)
         self.failures[key] = Failure(reason)
 
-    def _walk(self, spec: Spec, leaves: list[torch.Tensor], region: Region) -> Walk:
+    def _walk(self, spec: Spec, leaves: list[torch.Tensor], region: Region, call: Any) -> Walk:
         def record(walk: Walk, sizes: Sizes) -> Captured:
             return self._record(spec, leaves, region, sizes, walk)
 
-        return Walk(leaves, self._build, record)
+        return Walk(leaves, call, self._build, record)
 
     def _record(
         self, spec: Spec, leaves: list[torch.Tensor], region: Region, sizes: Sizes, walk: Walk | None

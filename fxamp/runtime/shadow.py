@@ -48,6 +48,10 @@ def _make(module: nn.Module, host: Host, path: str, child: nn.Module | None) -> 
 
 @lru_cache(maxsize=1024)
 def _shadow_class(cls: Any) -> Any:
+    def new(shadow: Any, *args: Any, **kwargs: Any) -> Any:
+        """What ``type(self)(...)`` gives in the module's code (a slice of a list): a plain one."""
+        return cls(*args, **kwargs)
+
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self._fxamp_child is None:
             return cls.__call__(self, *args, **kwargs)
@@ -73,6 +77,7 @@ def _shadow_class(cls: Any) -> Any:
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
+        "__new__": new,
         "__call__": call,
         "__getattr__": get,
         "_modules": property(modules),

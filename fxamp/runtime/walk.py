@@ -30,6 +30,7 @@ class Walk:
 
     Args:
         leaves: The tensors of the call.
+        call: ``(args, kwargs)``.
         build: Called as ``build(segment, sizes, alone=...)``: makes the program of a segment.
         record: Records the call anew, with this walk beside it, with these sizes symbolic; gives the last
             segment.
@@ -42,10 +43,12 @@ class Walk:
     def __init__(
         self,
         leaves: Sequence[torch.Tensor],
+        call: Any,
         build: Callable[..., Program],
         record: Callable[[Walk, Sizes], Captured],
     ) -> None:
-        self._leaves, self._build, self._record = leaves, build, record
+        self._leaves, self._call = leaves, call
+        self._build, self._record = build, record
         self.path: list[Program] = []
         self._values: list[Any] = list(leaves)
         self._numbers: tuple[Any, ...] = ()
@@ -73,13 +76,13 @@ class Walk:
             if found is None:
                 return self.finish(self.explore())
             program, tensors = found
-        return program.run(self._gather(program.inputs), tensors)
+        return program.run(self._gather(program.inputs), tensors, self._call)
 
     def finish(self, program: Program) -> Any:
         """The result of the call, of which *program* is the last segment and all others have run."""
         tensors = program.tensors()
         assert tensors is not None, "a fresh program does not fit the model it was captured from"
-        return program.run(self._gather(program.inputs), tensors)
+        return program.run(self._gather(program.inputs), tensors, self._call)
 
     def explore(self, sizes: Sizes = Sizes.FIXED) -> Program:
         """Record the call and run all of it but the last segment, which is given back.
