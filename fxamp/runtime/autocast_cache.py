@@ -12,8 +12,6 @@ backward, and saving is where a hook sees it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 
@@ -37,9 +35,17 @@ def cached_cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         saved.append(value)
         return value
 
-    hooks = torch.autograd.graph.saved_tensors_hooks(pack, pack)
-    with torch.enable_grad(), hooks, _autocast_on(tensor.device.type, dtype):
-        _save_the_cast(tensor, dtype)
+    # The flags alone: a region of its own would clear the cache at its end.
+    device_type = tensor.device.type
+    enabled, before = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
+    torch.set_autocast_enabled(device_type, True)
+    torch.set_autocast_dtype(device_type, dtype)
+    try:
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, pack):
+            _save_the_cast(tensor, dtype)
+    finally:
+        torch.set_autocast_enabled(device_type, enabled)
+        torch.set_autocast_dtype(device_type, before)
     for value in saved:
         whole = value if value._base is None else value._base
         if whole.requires_grad and whole.shape == tensor.shape and not whole.is_leaf:
@@ -49,7 +55,10 @@ def cached_cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _save_the_cast(tensor: torch.Tensor, dtype: torch.dtype) -> None:
-    """Call an operator that saves the cast of *tensor*, or a view of it, and computes nothing."""
+    """Call an operator that saves the cast of *tensor*, or a view of it, and computes nothing.
+
+    Both are cast on every device type that has autocast.
+    """
     if tensor.dim() in _CONVOLUTIONS and not tensor.is_contiguous():
         nothing = _empty((0, *tensor.shape[1:]), dtype, tensor.device)
         _CONVOLUTIONS[tensor.dim()](nothing, tensor)
@@ -60,16 +69,3 @@ def _save_the_cast(tensor: torch.Tensor, dtype: torch.dtype) -> None:
 @functools.lru_cache(maxsize=256)
 def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device=device, requires_grad=True)
-
-
-@contextmanager
-def _autocast_on(device_type: str, dtype: torch.dtype) -> Iterator[None]:
-    """Switch the flags of autocast, without a region of its own, whose end would clear the cache."""
-    enabled, before = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
-    torch.set_autocast_enabled(device_type, True)
-    torch.set_autocast_dtype(device_type, dtype)
-    try:
-        yield
-    finally:
-        torch.set_autocast_enabled(device_type, enabled)
-        torch.set_autocast_dtype(device_type, before)

@@ -1,7 +1,7 @@
 """``torch.compile(model, backend="fxamp")``: Dynamo's graphs, run as eager autocast would run them.
 
-Torch finds the backend through the entry point ``torch_dynamo_backends`` of the installed package; from a
-checkout, give the function itself: ``torch.compile(model, backend=fxamp.runtime.dynamo_backend.backend)``.
+Torch finds the backend by name through the entry point ``torch_dynamo_backends`` of the installed package;
+from a checkout that is not installed, ``backend=fxamp_backend`` gives it the function itself.
 """
 
 from __future__ import annotations
@@ -18,13 +18,21 @@ from torch.fx import GraphModule
 
 from fxamp.capture.capture import Captured
 from fxamp.errors import ArgumentError
-from fxamp.ir.regions import Region, no_autocast
+from fxamp.ir.regions import no_autocast
 from fxamp.policy import Policy
-from fxamp.runtime.dynamo_graph import Inputs, has_regions, inputs_of, must_split, read_sizes_from_tensors, split
+from fxamp.runtime.dynamo_graph import (
+    has_regions,
+    inputs_of,
+    must_split,
+    read_sizes_from_tensors,
+    split,
+)
 from fxamp.runtime.graph_piece import GraphPiece
 from fxamp.runtime.surroundings import Surroundings, is_inside_a_region
 
-__all__ = ["backend"]
+__all__ = ["fxamp_backend"]
+
+Compiler = Callable[[GraphModule, list[Any]], Callable[..., Any]]
 
 _LOG = logging.getLogger("fxamp")
 
@@ -54,7 +62,7 @@ class _Options:
         return Policy.native((accelerators or ["cpu"])[0], self.dtype)
 
 
-def backend(
+def fxamp_backend(
     module: GraphModule,
     example_inputs: Sequence[Any],
     *,
@@ -114,17 +122,17 @@ class _EagerGraph:
 
 
 def _compile_with(
-    inner: Callable[..., Any], module: GraphModule, example_inputs: Sequence[Any], surroundings: Surroundings
+    inner: Compiler, module: GraphModule, example_inputs: Sequence[Any], surroundings: Surroundings
 ) -> Callable[..., Any]:
     """The graph, rewritten at its first call and handed to *inner*."""
     tensors = [value for value in example_inputs if isinstance(value, torch.Tensor)]
     region = surroundings.region(tensors)
-    if not region.enabled:
-        return inner(module, example_inputs)
+    if not region.enabled and surroundings.policy is None:
+        return inner(module, list(example_inputs))
     if must_split(module):
-        _LOG.warning("a graph with higher order operators goes to the inner backend as it is, under autocast")
+        _LOG.warning("a graph with higher-order operators goes to the inner backend as it is, under autocast")
         with region.context():
-            return inner(module, example_inputs)
+            return inner(module, list(example_inputs))
     module, inputs = read_sizes_from_tensors(module)
     plain = torch.compile(module, backend=inner)
     piece = GraphPiece(module, inputs, surroundings, _Inner(inner), plain)
@@ -133,7 +141,7 @@ def _compile_with(
 
 @dataclass(frozen=True)
 class _Inner:
-    compiler: Callable[..., Any]
+    compiler: Compiler
 
     def __call__(self, module: GraphModule, captured: Captured) -> Callable[..., Any]:
         """Call the backend in the surroundings that Dynamo would give it."""

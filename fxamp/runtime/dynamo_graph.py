@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._ops import HigherOrderOperator
+from torch.amp import autocast_mode
 from torch.export import Dim
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import checkpoint
@@ -26,8 +27,7 @@ from fxamp.ir.facts import size_of
 
 __all__ = ["Inputs", "has_regions", "inputs_of", "must_split", "read_sizes_from_tensors", "split"]
 
-_MARKS = (torch.amp._enter_autocast, torch.amp._exit_autocast)
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_MARKS = (autocast_mode._enter_autocast, autocast_mode._exit_autocast)
 _FEWEST = 2  # operators that are worth a program
 
 
@@ -160,9 +160,10 @@ def _is_python(node: Node) -> bool:
         return any(isinstance(user.target, HigherOrderOperator) for user in node.users)
     if node.op != "call_function":
         return False
-    grad = node.target is torch._C._set_grad_enabled
-    items = node.target is operator.getitem and _is_python(node.args[0])  # type: ignore[arg-type]
-    return grad or items or node.target in _MARKS or isinstance(node.target, HigherOrderOperator)
+    if node.target is operator.getitem:
+        return isinstance(node.args[0], Node) and isinstance(node.args[0].target, HigherOrderOperator)
+    marks = (torch._C._set_grad_enabled, *_MARKS)
+    return node.target in marks or isinstance(node.target, HigherOrderOperator)
 
 
 def _nesting(node: Node) -> int:

@@ -22,7 +22,7 @@ from fxamp.capture.capture import Captured, capture, plain_saved_tensors
 from fxamp.capture.sources import Constant
 from fxamp.capture.structure import Spec, flatten, unflatten
 from fxamp.capture.symbols import Guard, shape_guard
-from fxamp.errors import CaptureError
+from fxamp.errors import CaptureError, InvariantError, PolicyError
 from fxamp.ir.regions import Region, no_autocast
 from fxamp.passes import build_pipeline, run_passes
 from fxamp.runtime.autocast_cache import cached_cast
@@ -63,7 +63,8 @@ class GraphPiece(nn.Module):
     ) -> None:
         super().__init__()
         self.reasons: list[str] = []
-        self._function, self._plain = module.forward, plain or module.forward
+        self._function = module.forward
+        self._plain = module.forward if plain is None else plain
         self._inputs, self._surroundings, self._inner = inputs, surroundings, inner
         self._programs: dict[Any, list[_Program]] = {}
         self._failed: set[Any] = set()
@@ -88,9 +89,7 @@ class GraphPiece(nn.Module):
 
     def _key(self, args: Sequence[Any]) -> Any:
         """What selects a program and is not guarded by Dynamo: leaves, and the layout of what varies."""
-        leaves = tuple(
-            [arg.is_leaf and not arg._is_view() for arg in args if isinstance(arg, torch.Tensor) and arg.requires_grad]
-        )
+        leaves = tuple([_leaf(arg) for arg in args])
         layouts = tuple(
             [_layout(arg) for arg, sizes in zip(args, self._inputs.symbolic, strict=True) if sizes]
         )
@@ -106,23 +105,33 @@ class GraphPiece(nn.Module):
         self, key: Any, spec: Spec, leaves: list[Any], region: Region, *, around: bool
     ) -> _Program | None:
         with self._lock:
-            if key in self._failed:
-                return None
+            program = self._find(key, spec, leaves)  # another thread may have been faster
+            if program is not None or key in self._failed:
+                return program
             if len(self._programs.get(key, ())) == _MOST_PROGRAMS:
-                return self._fail(key, f"it was captured for {_MOST_PROGRAMS} sizes, and is called with more")
+                self._fail(key, f"it was captured for {_MOST_PROGRAMS} sizes, and is called with more")
+                return None
             try:
                 program = self._build(spec, leaves, region, around=around)
             except CaptureError as error:
-                return self._fail(key, str(error))
+                self._fail(key, str(error))
+                return None
+            except (PolicyError, InvariantError):
+                raise
+            except Exception as error:  # noqa: BLE001  eager autocast would have run the graph, so it is run
+                self._fail(key, f"a fault of fxamp: {type(error).__name__}: {error}")
+                return None
             self._programs.setdefault(key, []).insert(0, program)
             return program
 
     def _fail(self, key: Any, reason: str) -> None:
+        """Note that calls like this one get no program."""
         self._failed.add(key)
         self.reasons.append(reason)
         _LOG.warning("a graph of torch.compile runs without a program of fxamp: %s", reason)
 
     def _build(self, spec: Spec, leaves: list[Any], region: Region, *, around: bool) -> _Program:
+        _refuse_subclasses(leaves)
         with plain_saved_tensors():
             captured = capture(self._function, spec, leaves, region, dynamic_shapes=self._inputs.symbolic)
             constants = _constants(captured)
@@ -134,8 +143,15 @@ class GraphPiece(nn.Module):
             compiled = self._inner(module, captured)
             return _Program(spec, lambda inputs: compiled(*inputs), captured.result, _guard(captured))
         code = lower(module.graph, cached_cast if around else None)
+        _LOG.debug("a graph of torch.compile as flat code:\n%s", code.text)
         tensors = [constants[node] for node in module.graph.find_nodes(op="get_attr")]
         return _Program(spec, lambda inputs: code.run(inputs, tensors), captured.result, _guard(captured))
+
+
+def _refuse_subclasses(leaves: Sequence[torch.Tensor]) -> None:
+    for leaf in leaves:
+        if type(leaf) not in (torch.Tensor, nn.Parameter, nn.Buffer):
+            raise CaptureError(f"an input is of class {type(leaf).__qualname__}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +176,7 @@ def _constants(captured: Captured) -> dict[Node, torch.Tensor]:
 
 
 def _flatten(args: Sequence[Any]) -> tuple[Spec, list[Any]]:
-    if all([isinstance(arg, torch.Tensor) for arg in args]):
+    if all(isinstance(arg, torch.Tensor) for arg in args):
         return _only_tensors(len(args)), list(args)
     return flatten((tuple(args), {}))
 
@@ -168,6 +184,13 @@ def _flatten(args: Sequence[Any]) -> tuple[Spec, list[Any]]:
 @functools.cache
 def _only_tensors(count: int) -> Spec:
     return flatten(((torch.empty(0),) * count, {}))[0]
+
+
+def _leaf(arg: Any) -> bool | None:
+    """Whether eager autocast would keep a cast of *arg*; ``None`` without gradient."""
+    if not isinstance(arg, torch.Tensor) or not arg.requires_grad:
+        return None
+    return arg.is_leaf and not arg._is_view()
 
 
 def _layout(tensor: torch.Tensor) -> Any:
