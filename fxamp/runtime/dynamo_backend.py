@@ -21,6 +21,7 @@ from fxamp.errors import ArgumentError
 from fxamp.ir.regions import no_autocast
 from fxamp.policy import Policy
 from fxamp.runtime.dynamo_graph import (
+    has_foreign_operators,
     has_regions,
     inputs_of,
     must_split,
@@ -99,7 +100,8 @@ class _EagerGraph:
 
     def __init__(self, module: GraphModule, surroundings: Surroundings) -> None:
         self._surroundings = surroundings
-        self._has_regions, self._must_split = has_regions(module), must_split(module)
+        self._has_regions = has_regions(module)
+        self._must_split = must_split(module) or has_foreign_operators(module)
         self._module, self._inputs = read_sizes_from_tensors(module)
         self._whole = GraphPiece(self._module, self._inputs, surroundings)
         self._split: GraphModule | None = None

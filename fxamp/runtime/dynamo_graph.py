@@ -4,8 +4,8 @@ Dynamo hands sizes over as inputs of their own.  They are read from the tensors 
 knows whose sizes they are, and one program serves all of them.
 
 A graph is split around what the recorder does not take (a custom ``autograd.Function``, a checkpoint,
-``torch.cond``, ``vmap``), and around the autocast regions of a model that is called outside of any: there
-each region has casts of its own.  What is between runs as Python, as it came.
+``torch.cond``, ``vmap``, an operator from outside of torch), and around the autocast regions of a model
+that is called outside of any: there each region has casts of its own.  What is split off runs as it came.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._ops import HigherOrderOperator
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.amp import autocast_mode
 from torch.export import Dim
 from torch.fx import Graph, GraphModule, Node
@@ -25,7 +25,15 @@ from torch.utils import checkpoint
 
 from fxamp.ir.facts import size_of
 
-__all__ = ["Inputs", "has_regions", "inputs_of", "must_split", "read_sizes_from_tensors", "split"]
+__all__ = [
+    "Inputs",
+    "has_foreign_operators",
+    "has_regions",
+    "inputs_of",
+    "must_split",
+    "read_sizes_from_tensors",
+    "split",
+]
 
 _MARKS = (autocast_mode._enter_autocast, autocast_mode._exit_autocast)
 _FEWEST = 2  # operators that are worth a program
@@ -104,6 +112,11 @@ def must_split(module: GraphModule) -> bool:
     )
 
 
+def has_foreign_operators(module: GraphModule) -> bool:
+    """Whether there are operators from outside of torch, which may have a gradient in Python."""
+    return any(_is_foreign(node.target) for node in module.graph.nodes)
+
+
 def split(module: GraphModule, piece: Callable[[GraphModule], nn.Module]) -> GraphModule:
     """*module* with every run of operators between two steps of Python made one call of ``piece(run)``.
 
@@ -163,7 +176,13 @@ def _is_python(node: Node) -> bool:
     if node.target is operator.getitem:
         return isinstance(node.args[0], Node) and isinstance(node.args[0].target, HigherOrderOperator)
     marks = (torch._C._set_grad_enabled, *_MARKS)
-    return node.target in marks or isinstance(node.target, HigherOrderOperator)
+    return node.target in marks or isinstance(node.target, HigherOrderOperator) or _is_foreign(node.target)
+
+
+def _is_foreign(target: object) -> bool:
+    if isinstance(target, OpOverloadPacket):
+        target = getattr(target, target.overloads()[0])
+    return isinstance(target, OpOverload) and target.namespace not in ("aten", "prim", "prims")
 
 
 def _nesting(node: Node) -> int:

@@ -182,22 +182,46 @@ def test_training_and_evaluation_are_graphs_of_their_own() -> None:
         assert equal(found["outputs"][0], expected["outputs"][0])
 
 
-def test_what_cannot_be_captured_runs_in_the_region_and_is_named(fallbacks: pytest.LogCaptureFixture) -> None:
-    class Hooked(Layer):
+def test_an_operator_with_a_gradient_in_python_runs_between_pieces(
+    fallbacks: pytest.LogCaptureFixture,
+) -> None:
+    class Own(Layer):
         def forward(self, x: Tensor) -> Tensor:
-            own = torch.ops.fxamp_tests.doubled(self.layer(x))
-            return self.layer(own)  # type: ignore[no-any-return]
+            own = torch.ops.fxamp_tests.doubled(self.layer(x).relu())
+            return self.layer(own).sin()  # type: ignore[no-any-return]
 
     with torch.library._scoped_library("fxamp_tests", "DEF"):
         doubled = torch.library.custom_op("fxamp_tests::doubled", mutates_args=())(_doubled)
         doubled.register_fake(torch.empty_like)
         doubled.register_autograd(lambda ctx, grad: 2 * grad)
-        assert_same(Hooked(), (torch.randn(6, 6),))
-    assert "takes part in the gradient" in fallbacks.text
+        assert_same(Own(), (torch.randn(6, 6),))
+    assert fallbacks.text == ""
 
 
 def _doubled(x: Tensor) -> Tensor:
     return x * 2
+
+
+def test_what_cannot_be_captured_runs_in_the_region_and_is_named(
+    fallbacks: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def capture(*args: object, **kwargs: object) -> None:
+        raise fxamp.CaptureError("because of this")
+
+    monkeypatch.setattr("fxamp.runtime.graph_piece.capture", capture)
+    assert_same(Broken(), (torch.randn(6, 6),))
+    assert_same(Tied(), (torch.randn(6, 6),), around=nullcontext, dtype=BF16)
+    assert "without a program of fxamp: because of this" in fallbacks.text
+
+
+def test_sizes_that_depend_on_values() -> None:
+    class Selecting(Layer):
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.layer(x)
+            return self.layer(h[h.sum(1) > 0]).relu()  # type: ignore[no-any-return]
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        assert_same(Selecting(), (torch.randn(6, 6),))
 
 
 @pytest.mark.parametrize(
