@@ -72,9 +72,10 @@ def fxamp_backend(
 ) -> Callable[..., Any]:
     """Compile one of Dynamo's graphs; what ``torch.compile(model, backend="fxamp")`` calls.
 
-    Inside of ``torch.autocast`` the graph does what eager autocast does there, whatever the options say, for
-    that is what the eager code around the graph does too.  Outside of it, *dtype* or *policy* stand for a
-    region around each graph; without them nothing is cast.
+    Inside of ``torch.autocast`` the graph does what eager autocast does there, in the dtype of that region,
+    for that is what the eager code around the graph does too; a region that is switched off counts as well.
+    Outside of it, the option ``dtype`` or ``policy`` stands for a region around each graph; without them
+    nothing is cast but what the model's own regions ask for.  The graph is captured at its first call.
 
     Args:
         module: The graph, with the parameters among its inputs.

@@ -104,6 +104,8 @@ class GraphPiece(nn.Module):
     def _make(
         self, key: Any, spec: Spec, leaves: list[Any], region: Region, *, around: bool
     ) -> _Program | None:
+        if torch._C._current_graph_task_id() != -1:
+            return None  # inside backward, where a reentrant checkpoint calls again: not captured, not failed
         with self._lock:
             program = self._find(key, spec, leaves)  # another thread may have been faster
             if program is not None or key in self._failed:

@@ -134,6 +134,35 @@ def test_the_users_region_goes_before_the_options() -> None:
     assert_same(Tied(), (torch.randn(6, 6),), around=off, eager=off, dtype=BF16)
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("model", [Broken, Checkpointed], ids=lambda model: model.__name__)
+def test_a_checkpoint_around(
+    model: type[nn.Module], reentrant: bool, fallbacks: pytest.LogCaptureFixture
+) -> None:
+    theirs, x = model(), torch.randn(6, 6, requires_grad=True)
+    ours = copy.deepcopy(theirs)
+    call = compiled(ours)
+    expected = run(theirs, lambda x: checkpoint(theirs, x, use_reentrant=reentrant), (x,), {}, region())
+    found = run(ours, lambda x: checkpoint(call, x, use_reentrant=reentrant), (x,), {}, region())
+    assert equal(found["outputs"][0], expected["outputs"][0])
+    assert all(equal(grad, expected["gradients"][name]) for name, grad in found["gradients"].items())
+    assert fallbacks.text == ""
+
+
+def test_the_leafness_of_a_weight_that_is_an_argument() -> None:
+    def twice(x: Tensor, weight: Tensor) -> Tensor:
+        return (x @ (x @ weight).tanh()) @ weight
+
+    call, x, weight = compiled(twice), torch.randn(6, 6), torch.randn(6, 6, requires_grad=True)
+    for operator in (torch.Tensor.contiguous, torch.clone, torch.Tensor.contiguous, torch.t):
+        gradients: list[Tensor] = []
+        for function in (twice, call):
+            with region():
+                out = function(x, operator(weight))
+            gradients += torch.autograd.grad(out.float().square().sum(), weight)
+        assert equal(*gradients)
+
+
 def test_two_calls_in_one_region_share_the_casts() -> None:
     theirs = nn.Linear(6, 6)
     ours, x = copy.deepcopy(theirs), torch.randn(6, 6)
