@@ -35,8 +35,12 @@ from tests.runtime.dynamo_models import (
 
 BF16 = torch.bfloat16
 
-# Dynamo's own, with any backend: it looks at .grad of every input of a graph.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is:UserWarning")
+# Dynamo's own, with any backend: it looks at .grad of every input of a graph, and torch 2.13 makes an
+# instance of an autograd.Function.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning"),
+]
 
 
 @pytest.fixture(autouse=True)
