@@ -95,6 +95,15 @@ def test_an_installed_wheel_leaves_the_name_passes_free(installed: Path, tmp_pat
     assert python("-c", code, interpreter=installed, folder=tmp_path).split() == ["None"]
 
 
+def test_an_installed_wheel_is_a_backend_of_torch_compile(installed: Path, tmp_path: Path) -> None:
+    code = (
+        "import torch, torch._dynamo; assert 'fxamp' in torch._dynamo.list_backends();"
+        "compiled = torch.compile(torch.nn.Linear(4, 2), backend='fxamp', options={'dtype': torch.bfloat16});"
+        "print(compiled(torch.ones(3, 4)).dtype)"
+    )
+    assert python("-c", code, interpreter=installed, folder=tmp_path).split() == ["torch.bfloat16"]
+
+
 def test_the_folder_passes_is_not_a_package_of_its_own() -> None:
     with pytest.raises(subprocess.CalledProcessError) as failure:
         python("-c", "import passes", folder=ROOT)

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Region", "enter_region", "no_autocast", "observe_region", "run_in_region"]
+__all__ = ["DEVICE_TYPES", "Region", "enter_region", "no_autocast", "observe_region", "run_in_region"]
+
+DEVICE_TYPES = ("cpu", "cuda", "xpu", "mps", "mtia")
+"""Those that have autocast."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +65,6 @@ def run_in_region(region: Region, operator: object, *args: object, **kwargs: obj
         return operator(*args, **kwargs)  # type: ignore[operator]
 
 
-_DEVICE_TYPES = ("cpu", "cuda", "xpu", "mps", "mtia")
-
-
 @contextmanager
 def no_autocast() -> Iterator[None]:
     """Switch autocast off on this thread, for every device type, without touching its weight cache.
@@ -72,7 +72,7 @@ def no_autocast() -> Iterator[None]:
     ``torch.autocast(enabled=False)`` would count as a region, and leaving the outermost region clears the
     process-wide cache of casts; switching the flags leaves a surrounding region of the user as it was.
     """
-    enabled = [device for device in _DEVICE_TYPES if torch.is_autocast_enabled(device)]
+    enabled = [device for device in DEVICE_TYPES if torch.is_autocast_enabled(device)]
     for device in enabled:
         torch.set_autocast_enabled(device, False)
     try:
