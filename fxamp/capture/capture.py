@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from fxamp.capture.attribute_reads import AttributeReads, Read
 from fxamp.capture.dynamic_shapes import symbolic_sizes
 from fxamp.capture.mirror import Mirror
 from fxamp.capture.recorder import Recorder, RecordingMode
@@ -55,6 +56,7 @@ class Captured:
         rebound: Where the trailing outputs go, one place each.
         inputs: The fake inputs; the passes may still add guards on their sizes.
         grad: Whether gradients were recorded at the start.
+        reads: The attributes of modules that Python read.
     """
 
     graph: Graph
@@ -66,6 +68,7 @@ class Captured:
     rebound: tuple[Place, ...]
     inputs: tuple[torch.Tensor, ...]
     grad: bool
+    reads: tuple[Read, ...]
 
 
 def capture(
@@ -125,13 +128,19 @@ def _capture(
     if isinstance(function, nn.Module):
         mirror = Mirror(function, recorder.modules.append, lambda: _pop(recorder.modules))
         function = mirror.root
+    reads = AttributeReads(mirror.origins if mirror else {})
     faked = [fake_input(fakes, leaf, sizes) for leaf, sizes in zip(leaves, symbolic, strict=True)]
     args, kwargs = unflatten(spec, faked)
     for fake, name in zip(faked, _input_names(function, args, kwargs), strict=True):
         recorder.add_input(fake, name)
     refuse = recorder.refuse
     try:
-        with randomness_refused(refuse), torchscript_refused(refuse), recording(recorder, region):
+        with (
+            randomness_refused(refuse),
+            torchscript_refused(refuse),
+            reads.noted(),
+            recording(recorder, region),
+        ):
             result = function(*args, **kwargs)
             recorder.raise_refusal()
             result_spec, outputs = flatten(result)
@@ -149,6 +158,7 @@ def _capture(
         rebound=tuple(rebinding.place for rebinding in rebound),
         inputs=tuple(faked),
         grad=recorder.grad_at_entry,
+        reads=reads.all(),
     )
 
 

@@ -19,6 +19,7 @@ from fxamp.ir.regions import Region
 from fxamp.passes import build_pipeline, run_passes
 from fxamp.passes.base import graphs_of
 from fxamp.policy import Policy
+from fxamp.runtime.attribute_watch import AttributeWatch
 from fxamp.runtime.lower import FlatCode, lower
 from fxamp.runtime.watch import Slot, TensorWatch
 
@@ -43,12 +44,17 @@ class Program:
     result: Spec
     kept: frozenset[int]
     _watch: TensorWatch
+    _attributes: AttributeWatch
     _write_back: tuple[Slot, ...]
     _single: bool = field(default=False)
 
     def tensors(self) -> list[torch.Tensor] | None:
-        """The parameters, buffers and constants, read now; ``None`` if they are not as captured."""
-        return self._watch.read()
+        """The parameters, buffers and constants, read now; ``None`` if the model is not as captured."""
+        return self._watch.read() if self._attributes.hold() else None
+
+    def difference(self) -> str:
+        """What about the model is not as captured, for people; ``""`` if it is."""
+        return self._attributes.difference() or self._watch.difference()
 
     def run(self, leaves: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Any:
         """The result of the call, in the structure that the model gives it."""
@@ -100,6 +106,7 @@ def build_program(
         run_passes(module, build_pipeline(captured, policy))
     sources = [captured.sources[node] for node in module.graph.nodes if node.op == "get_attr"]
     root = function if isinstance(function, nn.Module) else nn.Module()
+    slots = [_slot(source, root) for source in sources]
     code = lower(module.graph, keep_cast)
     _forget_fakes(module)
     module.recompile()
@@ -109,7 +116,8 @@ def build_program(
         guard=shape_guard(captured.inputs, captured.env),
         result=captured.result,
         kept=_kept(captured, module, root),
-        _watch=TensorWatch([_slot(source, root) for source in sources], root),
+        _watch=TensorWatch(slots, root),
+        _attributes=AttributeWatch(captured.reads, slots),
         _write_back=tuple((place.slot(root), place.name) for place in captured.rebound),
         _single=captured.result == ("leaf",) and not captured.rebound,
     )

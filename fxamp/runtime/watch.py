@@ -46,6 +46,8 @@ class ModuleWatch:
         everything = list(root.named_modules())
         named = [(path, module) for path, module in everything if not is_opaque(module)]
         self._opaque = [module for _, module in everything if is_opaque(module)]
+        self._modules = [module for _, module in everything]
+        self._types = list(map(type, self._modules))
         self._attributes = [module.__dict__ for _, module in named]
         self._paths = [path for path, _ in named]
         child_dicts = [attributes["_modules"] for attributes in self._attributes]
@@ -75,8 +77,8 @@ class ModuleWatch:
         return ", ".join(paths)
 
     def intact(self) -> bool:
-        """Whether every module still has the children that it had, and no others."""
-        if any(self._childless):
+        """Whether every module still has its class and the children that it had, and no others."""
+        if any(self._childless) or list(map(type, self._modules)) != self._types:
             return False
         now = [child for children in self._parents for child in children.values()]
         return len(now) == len(self._children) and all(map(is_, now, self._children))
@@ -120,8 +122,22 @@ class TensorWatch:
             return None
         return tensors
 
+    def difference(self) -> str:
+        """What has changed, for people; ``""`` if nothing has."""
+        for (holder, name), facts in zip(self._slots, self._facts, strict=True):
+            tensor = holder.get(name)
+            if not isinstance(tensor, torch.Tensor):
+                return f"the tensor {name!r} is gone"
+            for was, now, what in zip(facts, _facts(tensor), _FACTS, strict=True):
+                if was != now:
+                    return f"the {what} of the tensor {name!r} is {now}, not {was}"
+        return "" if self.read() is not None else "tensors were tied to each other, or untied"
 
-def _facts(tensor: torch.Tensor) -> object:
+
+_FACTS = ("class", "requires_grad", "dtype", "device", "shape", "stride")
+
+
+def _facts(tensor: torch.Tensor) -> tuple[object, ...]:
     strides = tensor.stride() if tensor.layout is torch.strided else ()
     return type(tensor), tensor.requires_grad, tensor.dtype, tensor.device, tensor.shape, strides
 
