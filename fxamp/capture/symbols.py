@@ -9,6 +9,7 @@ function of the real sizes.  A call that fails it is captured again.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -162,10 +163,23 @@ class Guard:
     Attributes:
         conditions: What must hold, as Python text over ``s0, s1, ...`` style symbols, for people.
         holds: The test itself, of the input tensors.
+        reads: Each symbol, and how it is read from the inputs ``x``.
     """
 
     conditions: tuple[str, ...]
     holds: Callable[[Sequence[torch.Tensor]], bool]
+    reads: tuple[tuple[str, str], ...] = ()
+
+    def broken(self, inputs: Sequence[torch.Tensor], names: Sequence[str]) -> str:
+        """The first condition that *inputs* break, about them by *names*; ``""`` if they break none."""
+        scope = {"math": math, "x": inputs}
+        scope |= {symbol: eval(read, scope) for symbol, read in self.reads}
+        for condition in self.conditions:
+            if not eval(condition, scope):
+                for symbol, read in self.reads:
+                    condition = re.sub(rf"\b{symbol}\b", read, condition)  # noqa: PLW2901
+                return re.sub(r"x\[(\d+)\]", lambda found: names[int(found[1])], condition)
+        return ""
 
 
 def shape_guard(fakes: Sequence[torch.Tensor], env: ShapeEnv) -> Guard:
@@ -189,7 +203,7 @@ def shape_guard(fakes: Sequence[torch.Tensor], env: ShapeEnv) -> Guard:
     code = "def holds(x):\n" + "\n".join([*lines, "    return True"])
     scope: dict[str, Any] = {"math": math}
     exec(compile(code, "<shape guard>", "exec"), scope)
-    return Guard(tuple(conditions), scope["holds"])
+    return Guard(tuple(conditions), scope["holds"], tuple((str(symbol), read) for read, symbol in reads))
 
 
 def _sizes(fakes: Sequence[torch.Tensor]) -> tuple[list[tuple[str, sympy.Symbol]], list[str]]:

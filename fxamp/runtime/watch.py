@@ -48,12 +48,14 @@ class ModuleWatch:
         self._opaque = [module for _, module in everything if is_opaque(module)]
         self._modules = [module for _, module in everything]
         self._types = list(map(type, self._modules))
+        self._everything = [path for path, _ in everything]
         self._attributes = [module.__dict__ for _, module in named]
         self._paths = [path for path, _ in named]
         child_dicts = [attributes["_modules"] for attributes in self._attributes]
         self._parents = [children for children in child_dicts if children]
         self._childless = [children for children in child_dicts if not children]
         self._children = [child for children in self._parents for child in children.values()]
+        self._families = [dict(children) for children in child_dicts]
         self._hooks = [attributes[name] for attributes in self._attributes for name in _HOOKS]
 
     def training(self) -> tuple[bool, ...]:
@@ -82,6 +84,21 @@ class ModuleWatch:
             return False
         now = [child for children in self._parents for child in children.values()]
         return len(now) == len(self._children) and all(map(is_, now, self._children))
+
+    def difference(self) -> str:
+        """Which module was replaced, for people; ``""`` if none was."""
+        for path, module, cls in zip(self._everything, self._modules, self._types, strict=True):
+            if type(module) is not cls:
+                return f"the class of {path or 'the model'} is {type(module).__name__}, not {cls.__name__}"
+        for path, attributes, before in zip(self._paths, self._attributes, self._families, strict=True):
+            now = attributes["_modules"]
+            for name in [*now, *before]:
+                if now.get(name) is not before.get(name) or (name in now) != (name in before):
+                    what = "new" if name not in before else "gone" if name not in now else "another"
+                    return f"the module {f'{path}.{name}'.strip('.')!r} is {what}"
+            if list(now) != list(before):
+                return f"the modules in {path or 'the model'} have another order"
+        return ""
 
 
 class TensorWatch:
