@@ -33,6 +33,7 @@ from fxamp.runtime.watch import Slot, TensorWatch
 __all__ = ["AttributeWatch"]
 
 _LONGEST = 60
+_OBJECT = 3  # the length of the snapshot of an object with attributes
 _NOTHING = repeat(MISSING)
 
 
@@ -73,7 +74,8 @@ class AttributeWatch:
         for read in self._reads:
             now = read.now()
             if now != read.value:
-                return f"the attribute {read.place} is {_text(now)}, not {_text(read.value)}"
+                name, one, other = _inside(read.place, now, read.value)
+                return f"the attribute {name} is {one}, not {other}"
         if self._tensors is not None:
             return self._tensors.difference()
         return ""
@@ -196,6 +198,16 @@ class _Cells:
 
 def _columns(rows: Iterable[tuple[Any, ...]], width: int) -> list[tuple[Any, ...]]:
     return list(zip(*rows, strict=True)) or [()] * width
+
+
+def _inside(place: str, now: Snapshot, was: Snapshot) -> tuple[str, str, str]:
+    """Where two snapshots differ: of one and the same object, in which attribute."""
+    if len(now) == len(was) == _OBJECT and now[:2] == was[:2] and isinstance(now[1], Same):
+        before = dict(was[2])
+        for name, value in now[2]:
+            if name in before and value != before[name]:
+                return f"{name!r} of {place}", _text(value), _text(before[name])
+    return place, _text(now), _text(was)
 
 
 def _text(value: Snapshot) -> str:

@@ -8,7 +8,8 @@ program stale.  All are looked at on every call, so they are gathered once into 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import is_
+from itertools import chain, repeat
+from operator import getitem, is_
 
 import torch
 from torch import nn
@@ -60,8 +61,8 @@ class ModuleWatch:
 
     def training(self) -> tuple[bool, ...]:
         """The training flag of every module."""
-        flags = [attributes["training"] for attributes in self._attributes]
-        return tuple(flags + [module.training for module in self._opaque])
+        flags = tuple(map(getitem, self._attributes, repeat("training")))
+        return flags + tuple([module.training for module in self._opaque]) if self._opaque else flags
 
     def hooked(self) -> bool:
         """Whether a hook is registered on any module of the tree, or on all modules."""
@@ -82,7 +83,7 @@ class ModuleWatch:
         """Whether every module still has its class and the children that it had, and no others."""
         if any(self._childless) or list(map(type, self._modules)) != self._types:
             return False
-        now = [child for children in self._parents for child in children.values()]
+        now = list(chain.from_iterable([children.values() for children in self._parents]))
         return len(now) == len(self._children) and all(map(is_, now, self._children))
 
     def difference(self) -> str:

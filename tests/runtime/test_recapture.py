@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,10 +25,11 @@ class Stepped(nn.Module):
         super().__init__()
         self.body = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
         self.scale = 1.0
+        self.config = SimpleNamespace(power=1)
 
     def forward(self, x: Tensor, step: float = 0, options: dict[str, Any] | None = None) -> Tensor:
         """Uses it."""
-        out: Tensor = self.body(x) * (self.scale + step)
+        out: Tensor = self.body(x) ** self.config.power * (self.scale + step)
         return out + float((options or {}).get("rate", 0))
 
 
@@ -194,6 +196,11 @@ CAUSES: list[tuple[str, Callable[[Any], object], tuple[Any, ...]]] = [
     ("the argument \"options['rate']\" is 2, not 1", lambda m: None, (0, {"rate": 2})),
     ("the argument 'options' has another structure", lambda m: None, (0, {})),
     ("the number of arguments differs", lambda m: None, ()),
+    (
+        "the attribute 'power' of 'config' is 2, not 1",
+        lambda m: m.config.__setattr__("power", 2),
+        (0, {"rate": 1}),
+    ),
     ("the training flags changed", lambda m: m.eval(), (0, {"rate": 1})),
     ("the attribute 'scale' is True, not 1.0", lambda m: m.__setattr__("scale", True), (0, {"rate": 1})),
     (
