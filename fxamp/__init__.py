@@ -5,7 +5,14 @@ every cast written in its graph.
 """
 
 from fxamp.api import convert
-from fxamp.errors import ArgumentError, CaptureError, FxampError, InvariantError, PolicyError
+from fxamp.errors import (
+    ArgumentError,
+    CaptureError,
+    FxampError,
+    InvariantError,
+    PolicyError,
+    RecaptureWarning,
+)
 from fxamp.policy import CastPolicy, Policy
 from fxamp.runtime.amp_module import AmpModule
 from fxamp.runtime.grad_scaler import GradScaler
@@ -20,6 +27,7 @@ __all__ = [
     "InvariantError",
     "Policy",
     "PolicyError",
+    "RecaptureWarning",
     "convert",
 ]
 

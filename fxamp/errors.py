@@ -9,9 +9,19 @@ what ``torch.autocast`` raises (``RuntimeError``) keeps working.
 ``PolicyError``       ``RuntimeError``    a policy forbids the call, or is not one
 ``InvariantError``    ``AssertionError``  fxamp broke its own rules: report it
 ====================  ==================  ======================================
+
+``RecaptureWarning`` is no exception but a warning: a model is called in so many ways that it is no longer
+captured for new ones.
 """
 
-__all__ = ["ArgumentError", "CaptureError", "FxampError", "InvariantError", "PolicyError"]
+__all__ = [
+    "ArgumentError",
+    "CaptureError",
+    "FxampError",
+    "InvariantError",
+    "PolicyError",
+    "RecaptureWarning",
+]
 
 
 class FxampError(Exception):
@@ -47,4 +57,12 @@ class InvariantError(FxampError, AssertionError):
 
     Nothing in the user's model is at fault and nothing in it needs to change.  The message has
     the node, the source line and both dtypes, which is what a bug report needs.
+    """
+
+
+class RecaptureWarning(UserWarning):
+    """Given where a model has been captured so often that it runs eagerly for further kinds of calls.
+
+    What was captured is still used, and all results stay right.  The message has what changed from call to
+    call and the way out; ``amp.report().recaptures`` has all of them.
     """

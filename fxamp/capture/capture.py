@@ -21,6 +21,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
+from fxamp.capture.attribute_reads import AttributeReads
 from fxamp.capture.dynamic_shapes import symbolic_sizes
 from fxamp.capture.interlude import Interlude
 from fxamp.capture.mirror import Mirror
@@ -103,7 +104,8 @@ class _Attempt:
         about_values = isinstance(failure, (NeedsValuesError, GuardOnDataDependentSymNode))
         if about_values and self.walk is None:
             return _Attempt(self.sizes, walk) if walk is not None else None
-        return _Attempt(Sizes.FIXED, self.walk) if self.sizes is not Sizes.FIXED else None
+        about_sizes = self.sizes is not Sizes.FIXED and not isinstance(failure, CaptureError)
+        return _Attempt(Sizes.FIXED, self.walk) if about_sizes else None
 
 
 def _capture_error(failure: Exception) -> CaptureError:
@@ -124,8 +126,7 @@ def _capture(
     env = ObservedShapeEnv(allow_scalar_outputs=walk is None, allow_dynamic_output_shape_ops=walk is None)
     fakes = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
     places = places_of(function) if isinstance(function, nn.Module) else {}
-    randomness = RandomnessRefused()
-    interlude = Interlude(randomness.suspended)
+    interlude = Interlude()
     pause = None
     if walk is not None:
         walk.begin(attempt.sizes)
@@ -134,9 +135,7 @@ def _capture(
         recorder = Recorder(fakes, region, lambda tensor: _place(places, tensor), pause=pause)
         env.refuse = recorder.refuse
         try:
-            randomness.refuse = recorder.refuse
-            randomness.refuse = recorder.refuse
-            return _record(recorder, function, spec, leaves, symbolic, randomness)
+            return _record(recorder, function, spec, leaves, symbolic, interlude)
         finally:
             env.refuse = None  # torch's cache of dispatches by size keeps the environment, and no more
 
@@ -147,12 +146,16 @@ def _record(
     spec: Spec,
     leaves: Sequence[torch.Tensor],
     symbolic: list[list[bool]],
-    randomness: RandomnessRefused,
+    interlude: Interlude,
 ) -> Captured:
     mirror = None
     if isinstance(function, nn.Module):
         mirror = Mirror(function, recorder.modules.append, lambda: _pop(recorder.modules))
         function = mirror.root
+    reads = AttributeReads(mirror.origins if mirror else {})
+    recorder.new_reads = reads.new
+    randomness = RandomnessRefused(recorder.refuse)
+    interlude.suspend += [randomness.suspended, reads.suspended]
     faked = [fake_input(recorder.fakes, leaf, sizes) for leaf, sizes in zip(leaves, symbolic, strict=True)]
     args, kwargs = unflatten(spec, faked)
     objects = mutable_objects((args, kwargs))
@@ -165,6 +168,7 @@ def _record(
             randomness,
             torchscript_refused(recorder.refuse),
             tracer_unseen(),
+            reads.noted(),
             _kept_as_they_are(strangers((args, kwargs))),
             recording(recorder, recorder.region),
         ):
@@ -185,7 +189,7 @@ def _record(
 
 @contextmanager
 def _kept_as_they_are(objects: list[object]) -> Iterator[None]:
-    """Put back the attributes of *objects*, which are the user's own; if a call changes them it is refused."""
+    """Put back the attributes of *objects*, the user's own; a call that changes them is refused."""
     before = [dict(vars(value)) for value in objects]
     try:
         yield

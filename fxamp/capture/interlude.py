@@ -20,12 +20,12 @@ __all__ = ["Interlude"]
 class Interlude:
     """The state of this thread now, to come back to.
 
-    Args:
-        suspend: Context managers that take off what else the recording has put in place.
+    Attributes:
+        suspend: Make contexts that take off what else the recording has put in place.
     """
 
-    def __init__(self, *suspend: Callable[[], AbstractContextManager[object]]) -> None:
-        self._suspend = suspend
+    def __init__(self) -> None:
+        self.suspend: list[Callable[[], AbstractContextManager[object]]] = []
         self._include = torch._C._dispatch_tls_local_include_set()
         self._exclude = torch._C._dispatch_tls_local_exclude_set()
         self._nesting = _autocast_nesting()
@@ -40,7 +40,7 @@ class Interlude:
             stack.enter_context(no_python_dispatcher())
             stack.enter_context(torch._C._ForceDispatchKeyGuard(self._include, self._exclude))
             stack.enter_context(self._hooks_as_before())
-            for suspend in self._suspend:
+            for suspend in self.suspend:
                 stack.enter_context(suspend())
             yield
 

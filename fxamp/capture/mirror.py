@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fxamp.capture.attribute_reads import Origin
 from fxamp.capture.sources import Place
 from fxamp.errors import CaptureError
 from fxamp.ir.modules import is_opaque
@@ -41,6 +42,10 @@ class Mirror:
         enter: Called as ``enter(path)`` when the ``forward`` of the module at *path* begins.
         leave: Called when it ends, also on an exception.
 
+    Attributes:
+        root: The copy of *root*.
+        origins: By ``id`` of a copied module, the one that it stands for.
+
     Raises:
         CaptureError: A module cannot be copied (a scripted one).
     """
@@ -49,6 +54,7 @@ class Mirror:
         self._pairs: list[tuple[str, nn.Module, nn.Module]] = []
         self._copies: dict[int, Any] = {}
         self._paths = {id(module): path for path, module in root.named_modules()}
+        self.origins: dict[int, Origin] = {}
         self._enter, self._leave = enter, leave
         self.root: nn.Module = self._copy(root)
 
@@ -90,6 +96,7 @@ class Mirror:
             raise CaptureError(f"module {path!r} is compiled ({type(module).__name__}): no Python to record")
         copied = object.__new__(type(module))
         self._copies[id(module)] = copied
+        self.origins[id(copied)] = Origin(module, self._paths.get(id(module)))
         attributes = {key: self._copy(value) for key, value in module.__dict__.items()}
         object.__setattr__(copied, "__dict__", attributes)
         self._pairs.append((path, module, copied))

@@ -32,6 +32,7 @@ from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 from torch.utils.weak import TensorWeakRef
 
+from fxamp.capture.attribute_reads import Read
 from fxamp.capture.kernel_dtypes import with_kernel_dtypes
 from fxamp.capture.pause import Pause
 from fxamp.capture.recording_mode import RecordingMode
@@ -85,6 +86,7 @@ class Recorder:
         sources: The origin of each ``get_attr`` node in it.
         origins: What each of its inputs is.
         modules: The module paths that are being called, innermost last.
+        new_reads: Gives the attributes of modules that Python has read since it was asked before.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Recorder:
         self._region = region
         self._pause = pause
         self._carried = Carried()
+        self.new_reads: Callable[[], tuple[Read, ...]] = tuple
         self.opening = Opening(())
         self.modules: list[str] = [""]
         self.grad_at_entry = self.grad = torch.is_grad_enabled()
@@ -119,6 +122,8 @@ class Recorder:
         self._region_at_entry = self._region
         self._nodes: dict[int, Node] = {}
         self._alive: list[Any] = []
+        self._positions: dict[int, int] = {}
+        self._tracked = 0
 
     # --- inputs and outputs -------------------------------------------------------------------------
 
@@ -182,6 +187,7 @@ class Recorder:
             origins=tuple(self.origins),
             opening=self.opening,
             grad=self.grad_at_entry,
+            reads=self.new_reads(),
         )
 
     # --- segments -----------------------------------------------------------------------------------
@@ -213,7 +219,7 @@ class Recorder:
         positions = self._pause.expected()
         if positions is None:
             positions = self._positions_of_outputs(needed)
-        outputs = [self._alive[position] for position in positions]
+        outputs = self._at(positions)
         self.finish(list(outputs))
         for tensor in outputs:
             self._carried.add(tensor)
@@ -222,11 +228,18 @@ class Recorder:
     def _positions_of_outputs(self, needed: set[int]) -> tuple[int, ...]:
         held = are_held(self._alive, 1)  # the meta of its node
         found: dict[int, int] = {}
-        for position, alive in enumerate(held):
-            tensor = self._alive[position]
+        for index, alive in enumerate(held):
+            tensor = self._alive[index]
             if (alive or id(tensor) in needed) and self._is_made_here(tensor):
-                found.setdefault(id(tensor), position)
+                found[id(tensor)] = self._positions[id(tensor)]
         return tuple(found.values())
+
+    def _at(self, positions: tuple[int, ...]) -> list[torch.Tensor]:
+        """The tensors that were recorded at *positions*."""
+        made = {self._positions.get(id(tensor), -1): tensor for tensor in self._alive}
+        if not made.keys() >= set(positions):
+            raise CaptureError("forward takes another way when it is recorded again")
+        return [made[position] for position in positions]
 
     def _is_made_here(self, tensor: torch.Tensor) -> bool:
         node = self._nodes.get(id(tensor))
@@ -385,6 +398,8 @@ class Recorder:
     def _track(self, tensor: torch.Tensor, node: Node) -> None:
         self._nodes[id(tensor)] = node
         self._alive.append(tensor)
+        self._positions[id(tensor)] = self._tracked
+        self._tracked += 1
         for size in tensor.shape if tensor.layout == torch.strided else ():
             if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
                 self.sizes.add_sizes_of(node, tensor)
@@ -410,7 +425,7 @@ class Recorder:
             node.meta["val"] = tensor
             self._alive.append(tensor)
         else:  # nobody wants it, and its id may come back
-            del self._nodes[identity]
+            del self._nodes[identity], self._positions[identity]
 
     def _annotate(self, node: Node, value: object) -> None:
         node.meta["fact"] = fact_of(value)

@@ -28,7 +28,8 @@ class RandomnessRefused:
     its like are seen.  Those that put the state back (``fork_rng``) call :attr:`refuse` at once.
     """
 
-    refuse: Callable[[CaptureError], None] = staticmethod(lambda error: None)
+    def __init__(self, refuse: Callable[[CaptureError], None]) -> None:
+        self.refuse = refuse
 
     def __enter__(self) -> None:
         self._before = _random_states()

@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from fxamp.capture.attribute_reads import Read
 from fxamp.capture.sources import Place, Source
 from fxamp.capture.structure import Spec
 from fxamp.capture.symbols import Opening, Sizes
@@ -96,6 +97,7 @@ class Captured:
         rebound: Where the trailing outputs go, one place each.
         operator: The operator whose results the next segment begins with.
         positions: Which tensors of the segment are its outputs, counted as they were recorded.
+        reads: The attributes of modules that Python read in it.
         dropped: Which values nobody needs any more once the segment has run.
     """
 
@@ -112,6 +114,7 @@ class Captured:
     rebound: tuple[Place, ...] = ()
     operator: Recording | None = None
     positions: tuple[int, ...] = ()
+    reads: tuple[Read, ...] = ()
     dropped: tuple[int, ...] = ()
 
 

@@ -151,7 +151,8 @@ class _Flattening:
             return self._once(value) or ("state", kind, names, self._all(value.__dict__.values()))
         if _holds_tensors(value):
             raise CaptureError(
-                f"cannot take apart an object of class {kind.__module__}.{kind.__qualname__} that holds tensors\n"
+                f"cannot take apart an object of class {kind.__module__}.{kind.__qualname__} "
+                "that holds tensors\n"
                 "  register it:  torch.utils._pytree.register_pytree_node(...)"
             )
         self.strangers.append(value)
@@ -196,8 +197,7 @@ def _is_plain_object(value: Any) -> bool:
         kind.__basicsize__ == _Plain.__basicsize__
         and kind.__itemsize__ == 0
         and type(kind) in (type, ABCMeta)
-        and kind.__reduce_ex__ is object.__reduce_ex__
-        and kind.__reduce__ is object.__reduce__
+        and not any("__reduce__" in vars(base) or "__reduce_ex__" in vars(base) for base in kind.__mro__[:-1])
         and not callable(value)
         and not any(vars(base).get("__slots__") for base in kind.__mro__)
         and hasattr(value, "__dict__")

@@ -9,6 +9,7 @@ function of the real sizes.  A call that fails it is captured again.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -241,11 +242,24 @@ class Guard:
         holds: The test itself for the first segment, of the input tensors.
         bind: ``bind(known, values)``: the numbers that all symbols stand for, in order, or ``None`` if a
             condition does not hold; *known* are those of the symbols that were known before.
+        reads: Each symbol, and how it is read from the values ``x``.
     """
 
     conditions: tuple[str, ...]
     holds: Callable[[Sequence[torch.Tensor]], bool]
     bind: Callable[[Sequence[Any], Sequence[Any]], tuple[Any, ...] | None]
+    reads: tuple[tuple[str, str], ...] = ()
+
+    def broken(self, inputs: Sequence[torch.Tensor], names: Sequence[str]) -> str:
+        """The first condition that *inputs* break, about them by *names*; ``""`` if they break none."""
+        scope = {"math": math, "x": inputs}
+        scope |= {symbol: eval(read, scope) for symbol, read in self.reads}
+        for condition in self.conditions:
+            if not eval(condition, scope):
+                for symbol, read in self.reads:
+                    condition = re.sub(rf"\b{symbol}\b", read, condition)  # noqa: PLW2901
+                return re.sub(r"x\[(\d+)\]", lambda found: names[int(found[1])], condition)
+        return ""
 
 
 def shape_guard(opening: Opening, env: ShapeEnv) -> Guard:
@@ -269,6 +283,7 @@ def shape_guard(opening: Opening, env: ShapeEnv) -> Guard:
         tuple(conditions),
         _compiled("holds(x)", [], reads, conditions, "False", "True"),
         _compiled("bind(known, x)", list(opening.known), reads, conditions, "None", _names(symbols)),
+        tuple((str(symbol), read) for read, symbol in reads),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
+from fxamp.errors import ArgumentError
 from fxamp.ir.regions import Region
 from fxamp.runtime.grad_scaler import GradScaler
 from fxamp.runtime.report import Report, report_on
@@ -96,6 +98,22 @@ class AmpModule(nn.Module):
     def report(self) -> Report:
         """What was decided for every operator, and which pieces run eagerly and why."""
         return report_on(self._runner)
+
+    @property
+    def recapture_limit(self) -> int:
+        """How often calls that differ only in values are captured; after that they run eagerly.
+
+        Values are numbers and strings among the arguments, sizes that are not symbolic, and attributes and
+        tensors of the model.  A module is captured eight times as often for all kinds of calls together.
+        """
+        return int(self._options.recapture_limit)
+
+    @recapture_limit.setter
+    def recapture_limit(self, limit: int) -> None:
+        if limit < 1:
+            raise ArgumentError(f"recapture_limit is at least 1, not {limit}")
+        self.__dict__["_options"] = replace(self._options, recapture_limit=limit)
+        self._runner.allow(limit)
 
     # --- the model that this stands for -------------------------------------------------------------
 

@@ -18,7 +18,8 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from fxamp.capture.capture import Captured, capture, plain_saved_tensors
+from fxamp.capture.capture import capture, plain_saved_tensors
+from fxamp.capture.segments import Captured
 from fxamp.capture.sources import Constant
 from fxamp.capture.structure import Spec, flatten, unflatten
 from fxamp.capture.symbols import Guard, shape_guard
@@ -160,15 +161,16 @@ def _refuse_subclasses(leaves: Sequence[torch.Tensor]) -> None:
 class _Program:
     spec: Spec
     run: Callable[[Sequence[Any]], Sequence[Any]]
-    result: Spec
+    result: Spec | None
     guard: Guard
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
+        assert self.result is not None
         return unflatten(self.result, self.run(leaves))
 
 
 def _guard(captured: Captured) -> Guard:
-    return shape_guard(captured.inputs, captured.env)
+    return shape_guard(captured.opening, captured.env)
 
 
 def _constants(captured: Captured) -> dict[Node, torch.Tensor]:

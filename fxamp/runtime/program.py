@@ -23,6 +23,7 @@ from fxamp.capture.symbols import Guard, Sizes, shape_guard
 from fxamp.passes import build_pipeline, run_passes
 from fxamp.passes.base import graphs_of
 from fxamp.policy import Policy
+from fxamp.runtime.attribute_watch import AttributeWatch
 from fxamp.runtime.lower import FlatCode, lower
 from fxamp.runtime.watch import Slot, TensorWatch
 
@@ -100,13 +101,18 @@ class Program:
     dropped: tuple[int, ...]
     operator: Operator | None
     _watch: TensorWatch
+    _attributes: AttributeWatch
     _write_back: tuple[Slot, ...]
     _single: bool = field(default=False)
     branches: list[Branch] = field(default_factory=list)
 
     def tensors(self) -> list[torch.Tensor] | None:
-        """The parameters, buffers and constants, read now; ``None`` if they are not as captured."""
-        return self._watch.read()
+        """The parameters, buffers and constants, read now; ``None`` if the model is not as captured."""
+        return self._watch.read() if self._attributes.hold() else None
+
+    def difference(self) -> str:
+        """What about the model is not as captured, for people; ``""`` if it is."""
+        return self._attributes.difference() or self._watch.difference()
 
     def run(self, leaves: Sequence[Any], tensors: Sequence[torch.Tensor], call: Any = None) -> Any:
         """The result of the call, in the structure that the model gives it, of a last segment.
@@ -177,6 +183,7 @@ def build_program(
     module = _graph_module(captured.graph, captured.sources, root)
     with plain_saved_tensors():
         run_passes(module, build_pipeline(captured, policy))
+    slots = _slots(module.graph, captured.sources, root)
     code = lower(module.graph, keep_cast)
     operator = _operator(captured, root)
     _forget_fakes(module)
@@ -194,7 +201,8 @@ def build_program(
         positions=captured.positions,
         dropped=captured.dropped,
         operator=operator,
-        _watch=_watch(module.graph, captured.sources, root),
+        _watch=TensorWatch(slots, root),
+        _attributes=AttributeWatch(captured.reads, slots),
         _write_back=tuple((place.slot(root), place.name) for place in captured.rebound),
         _single=captured.result == ("leaf",) and not captured.rebound,
     )
@@ -213,7 +221,7 @@ def _operator(captured: Captured, root: nn.Module) -> Operator | None:
         return None
     module = _graph_module(recording.graph, recording.sources, root)
     code = lower(recording.graph)
-    watch = _watch(recording.graph, recording.sources, root)
+    watch = TensorWatch(_slots(recording.graph, recording.sources, root), root)
     _forget_fakes(module)
     return Operator(module, code, _inputs(recording.origins, captured), watch)
 
@@ -226,9 +234,8 @@ def _inputs(origins: Sequence[Origin], captured: Captured) -> Inputs:
     )
 
 
-def _watch(graph: Graph, sources: dict[Node, Source], root: nn.Module) -> TensorWatch:
-    used = [sources[node] for node in graph.nodes if node.op == "get_attr"]
-    return TensorWatch([_slot(source, root) for source in used], root)
+def _slots(graph: Graph, sources: dict[Node, Source], root: nn.Module) -> list[Slot]:
+    return [_slot(sources[node], root) for node in graph.nodes if node.op == "get_attr"]
 
 
 def _kept(captured: Captured, module: GraphModule, root: nn.Module) -> frozenset[int]:

@@ -12,6 +12,7 @@ from fxamp.ir.facts import Fact
 from fxamp.ir.operators import operator_name
 from fxamp.ir.regions import run_in_region
 from fxamp.ir.where import Where
+from fxamp.runtime.recapture import Recapture
 from fxamp.runtime.runner import Runner
 
 __all__ = ["EagerPiece", "OperatorRow", "Report", "report_on"]
@@ -63,11 +64,13 @@ class Report:
         operators: One row an operator, casts left out.
         casts: How many casts each graph makes a call.
         eager: The pieces that are not in a graph.
+        recaptures: Why modules were captured again, the latest last.
     """
 
     operators: tuple[OperatorRow, ...]
     casts: tuple[int, ...]
     eager: tuple[EagerPiece, ...]
+    recaptures: tuple[Recapture, ...] = ()
 
     @property
     def totals(self) -> dict[str, int]:
@@ -80,6 +83,7 @@ class Report:
         counts = ", ".join(f"{count} {rule or 'without a rule'}" for rule, count in totals)
         lines.append(f"{len(self.casts)} graphs, {sum(self.casts)} casts; operators: {counts or 'none'}")
         lines += [f"eager: {piece}" for piece in self.eager]
+        lines += [f"captured again: {recapture}" for recapture in self.recaptures]
         return "\n".join(lines)
 
 
@@ -95,6 +99,7 @@ def report_on(runner: Runner) -> Report:
             for r in runners
             for failure in dict.fromkeys(r.failures.values())
         ),
+        recaptures=tuple(runner.recaptures.log),
     )
 
 

@@ -12,7 +12,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,12 +23,13 @@ from fxamp.capture.capture import capture
 from fxamp.capture.segments import Captured, NeedsValuesError
 from fxamp.capture.structure import Spec, flatten
 from fxamp.capture.symbols import Sizes
-from fxamp.errors import ArgumentError, CaptureError, InvariantError, PolicyError
+from fxamp.errors import ArgumentError, CaptureError, InvariantError, PolicyError, RecaptureWarning
 from fxamp.ir.regions import Region, observe_region
 from fxamp.policy import Policy
 from fxamp.runtime.cast_scope import cast_scope, keep_cast
 from fxamp.runtime.eager_use import EagerUse, Onlooker
 from fxamp.runtime.program import Program, build_program
+from fxamp.runtime.recapture import ALL_FAMILIES, Cause, Recaptures, family_of, find_cause, is_limit
 from fxamp.runtime.shadow import shadow_of
 from fxamp.runtime.signature import Latest, are_plain, signature
 from fxamp.runtime.walk import Walk
@@ -36,8 +37,6 @@ from fxamp.runtime.watch import ModuleWatch
 
 __all__ = ["Failure", "Options", "Runner"]
 
-_MOST_PROGRAMS = 16  # of one signature
-_MOST_SIGNATURES = 64
 _MOST_BRANCHES = 32  # ways on from one segment
 _USED_OUTSIDE = "eager code outside of this module uses its weights too"
 _LEAF_SPEC: Spec = ("leaf",)
@@ -52,11 +51,13 @@ class Options:
         policy: Which operators are cast.
         sizes: Which sizes are symbolic; once a signature is seen with other sizes, all are.
         dynamic_shapes: The user's own choice of symbolic sizes, as for ``torch.export``.
+        recapture_limit: How often calls that differ only in values are captured; others run eagerly.
     """
 
     policy: Policy
     sizes: Sizes = Sizes.LEADING
     dynamic_shapes: Any = None
+    recapture_limit: int = 16
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ class Runner:
         programs: What was captured, by signature.
         failures: Why calls of a signature run eagerly.
         last: The program that served the last call.
+        recaptures: Why modules of the converted model were captured again.
     """
 
     def __init__(
@@ -92,12 +94,14 @@ class Runner:
     ) -> None:
         self.function, self.path, self.options = function, path, options
         self._use: EagerUse = parent._use if parent is not None else EagerUse()
+        self.recaptures: Recaptures = parent.recaptures if parent is not None else Recaptures()
         self.children: dict[int, Runner] = {}
         self.programs: dict[Any, list[Program]] = {}
         self.failures: dict[Any, Failure] = {}
         self.last: Program | None = None
         self._latest: Latest | None = None
         self._surveyed: set[Any] = set()
+        self._changed: Cause | None = None
         self._lock = threading.RLock()
         self._watch = ModuleWatch(function) if isinstance(function, nn.Module) else None
 
@@ -143,14 +147,14 @@ class Runner:
         """Capture the call, and run it: its last segment if the others had to be run to capture it."""
         looking_on = bool(self.path) and self._use.surveying
         walk = None if looking_on else self._walk(spec, leaves, region, (args, kwargs))
-        known = key in self.failures
+        known = self._failed(key) in self.failures
         with cast_scope():
             program = self._capture(key, spec, leaves, region, walk)
-            if program is None and looking_on and key not in self.failures:
+            if program is None and looking_on and self._failed(key) not in self.failures:
                 return Onlooker(self._use, "").call_child(self.function, self.path, args, kwargs)  # type: ignore[arg-type]
             if program is None:
                 try:
-                    return self._run_eagerly(key, args, kwargs, region)
+                    return self._run_eagerly(self._failed(key), args, kwargs, region)
                 except Exception:
                     if not known:  # it may be the call that is at fault, not the model
                         self.failures.pop(key, None)
@@ -249,11 +253,12 @@ class Runner:
             program, _ = self._find(key, leaves)  # another thread may have been faster
             if program is not None:
                 return program
-            if key in self.failures or self._is_uninitialized():
+            refused = self._failed(key) in self.failures or self._is_uninitialized()
+            if refused or not self._may_capture(key, leaves):
                 return None
             try:
                 self._refuse_hooks()
-                sizes = self._sizes(key)
+                sizes = self._sizes(key, leaves)
                 if walk is None:
                     captured = self._record(spec, leaves, region, sizes, None)
                     program = self._build(captured, sizes, alone=True)
@@ -261,9 +266,11 @@ class Runner:
                     program = walk.explore(sizes)
             except CaptureError as error:
                 if walk is None and isinstance(error, NeedsValuesError):
+                    self.recaptures.withdraw(self.path, family_of(key))
                     return None  # they come with the first real call
                 self.failures[key] = Failure(str(error), whole=_is_from_dynamo(error))
             except (PolicyError, InvariantError, ArgumentError):
+                self.recaptures.withdraw(self.path, family_of(key))
                 raise
             except Exception as error:  # noqa: BLE001  eager autocast would have run the model, so it is run
                 self.failures[key] = Failure(f"a fault of fxamp: {type(error).__name__}: {error}")
@@ -278,14 +285,39 @@ class Runner:
             return program
 
     def _keep(self, key: Any, program: Program) -> None:
-        """Put *program* first among those of its signature; the oldest go where there are too many."""
-        self.programs[key] = [program, *self.programs.pop(key, [])[: _MOST_PROGRAMS - 1]]
-        for oldest in list(self.programs)[:-_MOST_SIGNATURES]:
-            del self.programs[oldest]
+        """Put *program* first among those of its signature."""
+        self.programs[key] = [program, *self.programs.pop(key, [])]
 
-    def _sizes(self, key: Any) -> Sizes:
+    def _may_capture(self, key: Any, leaves: list[torch.Tensor]) -> bool:
+        """Count the capture; where it is one too many, such calls run eagerly from now on."""
+        cause = self._changed or find_cause(self.function, key, leaves, self.programs, tuple(self.failures))
+        self._changed = None
+        limit = self.options.recapture_limit
+        refused = self.recaptures.admit(self.path, family_of(key), cause, limit)
+        if refused is None:
+            return True
+        scope, reason = refused
+        self.failures[scope] = Failure(reason, whole=any(f.whole for f in self.failures.values()))
+        warnings.warn(reason, RecaptureWarning, stacklevel=5)
+        return False
+
+    def _failed(self, key: Any) -> Any:
+        """Under which key the failure of a call is kept: its own, or one for all of its kind."""
+        if key in self.failures or not any(map(is_limit, self.failures)):
+            return key
+        family = family_of(key)
+        return family if family in self.failures else ALL_FAMILIES if ALL_FAMILIES in self.failures else key
+
+    def allow(self, limit: int) -> None:
+        """Set the recapture limit of this runner and those below."""
+        for runner in self.tree():
+            runner.options = replace(runner.options, recapture_limit=limit)
+            runner.failures = {key: why for key, why in runner.failures.items() if not is_limit(key)}
+
+    def _sizes(self, key: Any, leaves: list[torch.Tensor]) -> Sizes:
+        other_sizes = any(not program.guard.holds(leaves) for program in self.programs.get(key, ()))
         fixed = self.options.sizes is Sizes.FIXED
-        return Sizes.ALL if key in self.programs and not fixed else self.options.sizes
+        return Sizes.ALL if other_sizes and not fixed else self.options.sizes
 
     def _refuse_hooks(self) -> None:
         if self._watch is not None and self._watch.hooked():
@@ -332,6 +364,9 @@ class Runner:
     def forget(self) -> None:
         """Drop what was captured: the module is not the one it was captured from."""
         with self._lock:
+            if self._watch is not None:
+                text = self._watch.difference() or "the modules changed"
+                self._changed = Cause(text, "convert the model again once it has its final form")
             self.programs, self.failures, self.children = {}, {}, {}
             self.last, self._latest, self._surveyed = None, None, set()
             if isinstance(self.function, nn.Module):

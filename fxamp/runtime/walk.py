@@ -17,7 +17,7 @@ from torch import nn
 from fxamp.capture.segments import Captured
 from fxamp.capture.structure import Spec, flatten_results
 from fxamp.capture.symbols import Sizes
-from fxamp.errors import InvariantError
+from fxamp.errors import CaptureError, InvariantError
 from fxamp.runtime.program import Branch, Inputs, Program
 from fxamp.runtime.signature import describe
 from fxamp.runtime.undo import Undo
@@ -80,9 +80,7 @@ class Walk:
 
     def finish(self, program: Program) -> Any:
         """The result of the call, of which *program* is the last segment and all others have run."""
-        tensors = program.tensors()
-        assert tensors is not None, "a fresh program does not fit the model it was captured from"
-        return program.run(self._gather(program.inputs), tensors, self._call)
+        return program.run(self._gather(program.inputs), _tensors_of(program), self._call)
 
     def explore(self, sizes: Sizes = Sizes.FIXED) -> Program:
         """Record the call and run all of it but the last segment, which is given back.
@@ -167,10 +165,8 @@ class Walk:
         program = self._attach(captured)
         self._enter(program)
         if position == len(self._answers):
-            tensors = program.tensors()
-            assert tensors is not None, "a fresh program does not fit the model it was captured from"
             self._positions.append(program.positions)
-            self._execute(program, tensors)
+            self._execute(program, _tensors_of(program))
         return self._answers[position]
 
     def _attach(self, captured: Captured) -> Program:
@@ -179,3 +175,11 @@ class Walk:
         if self.path:
             self.path[-1].branches.append(Branch(self._key(), program))
         return program
+
+
+def _tensors_of(program: Program) -> Sequence[torch.Tensor]:
+    """The tensors that a fresh *program* reads."""
+    tensors = program.tensors()
+    if tensors is None:
+        raise CaptureError(f"the model was changed while it was captured: {program.difference()}")
+    return tensors

@@ -8,7 +8,8 @@ program stale.  All are looked at on every call, so they are gathered once into 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import is_
+from itertools import chain, repeat
+from operator import getitem, is_
 
 import torch
 from torch import nn
@@ -46,18 +47,22 @@ class ModuleWatch:
         everything = list(root.named_modules())
         named = [(path, module) for path, module in everything if not is_opaque(module)]
         self._opaque = [module for _, module in everything if is_opaque(module)]
+        self._modules = [module for _, module in everything]
+        self._types = list(map(type, self._modules))
+        self._everything = [path for path, _ in everything]
         self._attributes = [module.__dict__ for _, module in named]
         self._paths = [path for path, _ in named]
         child_dicts = [attributes["_modules"] for attributes in self._attributes]
         self._parents = [children for children in child_dicts if children]
         self._childless = [children for children in child_dicts if not children]
         self._children = [child for children in self._parents for child in children.values()]
+        self._families = [dict(children) for children in child_dicts]
         self._hooks = [attributes[name] for attributes in self._attributes for name in _HOOKS]
 
     def training(self) -> tuple[bool, ...]:
         """The training flag of every module."""
-        flags = [attributes["training"] for attributes in self._attributes]
-        return tuple(flags + [module.training for module in self._opaque])
+        flags = tuple(map(getitem, self._attributes, repeat("training")))
+        return flags + tuple([module.training for module in self._opaque]) if self._opaque else flags
 
     def hooked(self) -> bool:
         """Whether a hook is registered on any module of the tree, or on all modules."""
@@ -75,11 +80,26 @@ class ModuleWatch:
         return ", ".join(paths)
 
     def intact(self) -> bool:
-        """Whether every module still has the children that it had, and no others."""
-        if any(self._childless):
+        """Whether every module still has its class and the children that it had, and no others."""
+        if any(self._childless) or list(map(type, self._modules)) != self._types:
             return False
-        now = [child for children in self._parents for child in children.values()]
+        now = list(chain.from_iterable([children.values() for children in self._parents]))
         return len(now) == len(self._children) and all(map(is_, now, self._children))
+
+    def difference(self) -> str:
+        """Which module was replaced, for people; ``""`` if none was."""
+        for path, module, cls in zip(self._everything, self._modules, self._types, strict=True):
+            if type(module) is not cls:
+                return f"the class of {path or 'the model'} is {type(module).__name__}, not {cls.__name__}"
+        for path, attributes, before in zip(self._paths, self._attributes, self._families, strict=True):
+            now = attributes["_modules"]
+            for name in [*now, *before]:
+                if now.get(name) is not before.get(name) or (name in now) != (name in before):
+                    what = "new" if name not in before else "gone" if name not in now else "another"
+                    return f"the module {f'{path}.{name}'.strip('.')!r} is {what}"
+            if list(now) != list(before):
+                return f"the modules in {path or 'the model'} have another order"
+        return ""
 
 
 class TensorWatch:
@@ -120,8 +140,22 @@ class TensorWatch:
             return None
         return tensors
 
+    def difference(self) -> str:
+        """What has changed, for people; ``""`` if nothing has."""
+        for (holder, name), facts in zip(self._slots, self._facts, strict=True):
+            tensor = holder.get(name)
+            if not isinstance(tensor, torch.Tensor):
+                return f"the tensor {name!r} is gone"
+            for was, now, what in zip(facts, _facts(tensor), _FACTS, strict=True):
+                if was != now:
+                    return f"the {what} of the tensor {name!r} is {now}, not {was}"
+        return "" if self.read() is not None else "tensors were tied to each other, or untied"
 
-def _facts(tensor: torch.Tensor) -> object:
+
+_FACTS = ("class", "requires_grad", "dtype", "device", "shape", "stride")
+
+
+def _facts(tensor: torch.Tensor) -> tuple[object, ...]:
     strides = tensor.stride() if tensor.layout is torch.strided else ()
     return type(tensor), tensor.requires_grad, tensor.dtype, tensor.device, tensor.shape, strides
 

@@ -163,8 +163,34 @@ def test_an_object_without_tensors_is_itself_and_like_no_other() -> None:
     assert flatten([other])[0] != spec
 
 
+def test_an_object_that_is_no_more_than_its_attributes_is_taken_apart() -> None:
+    class Cache:
+        def __init__(self) -> None:
+            self.keys, self.length = [torch.ones(1)], 3
+
+    cache = Cache()
+    spec, leaves = flatten([cache, cache])
+    assert len(leaves) == 1
+    one, other = unflatten(spec, leaves)
+    assert type(one) is Cache
+    assert one is other
+    assert one.keys[0] is cache.keys[0]
+    assert one.length == 3
+    cache.length = 4
+    assert flatten([cache, cache])[0] != spec
+
+
+def test_an_object_that_contains_itself_is_taken_apart() -> None:
+    value: list[Any] = [torch.ones(1)]
+    value.append(value)
+    again = unflatten(*flatten(value))
+    assert again[1] is again
+
+
 def test_an_object_of_an_unknown_class_that_holds_tensors_is_refused_with_a_way_out() -> None:
     class Holder:
+        __slots__ = ("__dict__",)
+
         def __init__(self) -> None:
             self.cache = {"keys": [torch.ones(1)]}
 

@@ -116,9 +116,13 @@ def test_a_policy_that_is_not_torchs_is_refused_clearly_where_it_matters() -> No
 
 def test_many_different_arguments_do_not_fill_the_memory() -> None:
     amp = fxamp.convert(lambda x, scale: x * scale, device_type="cpu", dtype=torch.bfloat16)
+    for scale in range(16):
+        assert amp(torch.ones(2), float(scale))[0] == scale
+    with pytest.warns(fxamp.RecaptureWarning, match="the argument 'scale' is 16.0, not 15.0"):
+        assert amp(torch.ones(2), 16.0)[0] == 16.0
     for scale in range(70):
         assert amp(torch.ones(2), float(scale))[0] == scale
-    assert len(amp.graph_modules) == 64
+    assert len(amp.graph_modules) == 16
 
 
 def test_a_fault_of_fxamp_warns_and_the_model_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
