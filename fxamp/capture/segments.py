@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeAlias
 import sympy
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fxamp.capture.attribute_reads import Read
@@ -33,6 +33,7 @@ __all__ = [
     "NeedsValuesError",
     "Number",
     "Origin",
+    "Outer",
     "Recording",
     "Value",
     "Walk",
@@ -58,7 +59,29 @@ class Number:
     symbol: sympy.Symbol
 
 
-Origin: TypeAlias = "Value | Number"
+@dataclass(frozen=True)
+class Outer:
+    """An input of a block: a node of the graph that the block is in."""
+
+    node: Node
+
+
+Origin: TypeAlias = "Value | Number | Outer"
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of a call in a graph of its own.
+
+    Attributes:
+        module: The graph.
+        inputs: The nodes outside that its inputs stand for.
+        outputs: The fake tensors that it gives.
+    """
+
+    module: GraphModule
+    inputs: tuple[Node, ...]
+    outputs: tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -96,6 +119,7 @@ class Captured:
             pair of the model's result and of what they hold.
         rebound: Where the trailing outputs go, one place each.
         operator: The operator whose results the next segment begins with.
+        blocks: The graphs of its checkpointed parts, by name.
         positions: Which tensors of the segment are its outputs, counted as they were recorded.
         reads: The attributes of modules that Python read in it.
         dropped: Which values nobody needs any more once the segment has run.
@@ -113,6 +137,7 @@ class Captured:
     changed: tuple[int, ...] = ()
     rebound: tuple[Place, ...] = ()
     operator: Recording | None = None
+    blocks: dict[str, GraphModule] = field(default_factory=dict)
     positions: tuple[int, ...] = ()
     reads: tuple[Read, ...] = ()
     dropped: tuple[int, ...] = ()
