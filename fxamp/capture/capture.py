@@ -24,6 +24,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from fxamp.capture.attribute_reads import AttributeReads
 from fxamp.capture.checkpoints import checkpoints_recorded
 from fxamp.capture.dynamic_shapes import symbolic_sizes
+from fxamp.capture.functions import functions_recorded
 from fxamp.capture.interlude import Interlude
 from fxamp.capture.mirror import Mirror
 from fxamp.capture.pause import Pause
@@ -169,6 +170,7 @@ def _record(
             randomness,
             torchscript_refused(recorder.refuse),
             tracer_unseen(),
+            functions_recorded(recorder),
             checkpoints_recorded(recorder),
             reads.noted(),
             _kept_as_they_are(strangers((args, kwargs))),

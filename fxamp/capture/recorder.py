@@ -56,7 +56,7 @@ from fxamp.capture.sources import Constant, Source
 from fxamp.capture.structure import unflatten
 from fxamp.capture.symbols import Opening, SizeNodes
 from fxamp.errors import CaptureError, PolicyError
-from fxamp.ir.blocks import Checkpointed
+from fxamp.ir.blocks import Checkpointed, CustomFunction
 from fxamp.ir.facts import fact_of, is_cacheable_leaf
 from fxamp.ir.operators import is_composite, is_inplace
 from fxamp.ir.regions import Region, enter_region, observe_region, run_in_region
@@ -136,6 +136,7 @@ class Recorder:
         self._fake_of: dict[int, torch.Tensor] = {}
         self._real_of: dict[int, torch.Tensor] = {}
         self._outside: list[dict[str, Any]] = []
+        self._inside = False
         self._open()
 
     def _open(self) -> None:
@@ -387,6 +388,57 @@ class Recorder:
         finally:
             self._outside.append({name: vars(self)[name] for name in _OF_ONE_GRAPH})
             vars(self).update(inside)
+
+    # --- custom functions ---------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything is being recorded: not inside of a node."""
+        return not self._inside
+
+    def record_function(
+        self,
+        function: CustomFunction,
+        plain: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Record a call of *function*, which *plain* does; give its fake results."""
+        self._hold_latest()
+        where = where_now(self.modules[-1])
+        self._states.check_context()
+        self._observe_modes()
+        nodes: Any = map_aggregate((args, kwargs), self._argument)
+        self._inside = True
+        try:
+            with _disable_current_modes(), self.fakes, function.region.context():
+                result = plain(*self._fake(args), **self._fake(kwargs))
+        except Exception as error:
+            self.refuse(CaptureError(f"{function.__name__} does not run on fake tensors: {error}"))
+            raise
+        finally:
+            self._inside = False
+        node = self.graph.create_node("call_function", function, *nodes, name=function.__name__)
+        node.meta["where"] = where
+        self._annotate(node, result)
+        self._states.allow(result)
+        return self._track_function(node, result)
+
+    def region_now(self) -> Region:
+        """The state of autocast."""
+        return observe_region(self.region.device_type)
+
+    def _track_function(self, node: Node, result: Any) -> Any:
+        if isinstance(result, torch.Tensor):
+            self._track(result, node)
+            return result
+        for index, item in enumerate(result if isinstance(result, tuple) else ()):
+            if isinstance(item, torch.Tensor):
+                part = self.graph.call_function(operator.getitem, (node, index))
+                part.meta["where"] = node.meta["where"]
+                self._annotate(part, item)
+                self._track(item, part)
+        return result
 
     # --- operators ----------------------------------------------------------------------------------
 

@@ -1,4 +1,8 @@
-"""Blocks: parts of a call that have a graph of their own, because they are run again in the backward pass."""
+"""Parts of a call that are one node, since the backward pass has its own idea of them.
+
+What runs under a checkpoint is a block with a graph of its own, which is run again in the backward pass; a
+custom ``autograd.Function`` brings its own backward and is called as it is.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,9 @@ import torch
 from torch.fx import Node
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["Checkpointed", "is_block", "is_source"]
+from fxamp.ir.regions import Region, no_autocast
+
+__all__ = ["Checkpointed", "CustomFunction", "is_block", "is_opaque_call", "is_source"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,33 @@ class Checkpointed:
             return block(*[values[place] for place in inputs])
 
         return checkpoint(run, *operands, **dict(self.options))
+
+
+@dataclass(frozen=True)
+class CustomFunction:
+    """The operator that applies a custom ``autograd.Function``.
+
+    Attributes:
+        function: Its class.
+        region: The state of autocast that it sees.
+    """
+
+    function: Any
+    region: Region
+
+    @property
+    def __name__(self) -> str:
+        return str(self.function.__name__)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The results of the function."""
+        with self.region.context() if self.region.enabled else no_autocast():
+            return self.function.apply(*args, **kwargs)
+
+
+def is_opaque_call(node: Node) -> bool:
+    """Whether *node* calls Python: its results are known from the recording alone."""
+    return isinstance(node.target, (Checkpointed, CustomFunction))
 
 
 def is_block(node: Node) -> bool:
