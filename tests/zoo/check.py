@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -28,7 +29,7 @@ from fxamp.runtime.amp_module import AmpModule
 from tests.models import equal
 from tests.zoo.entry import Entry, Inputs
 from tests.zoo.leaves import named_tensors
-from tests.zoo.measure import conditions_of, counted, timed_captures
+from tests.zoo.measure import Shares, conditions_of, counted, timed_captures
 
 __all__ = ["Result", "TimeLimitError", "check", "seed_all", "time_limit"]
 
@@ -55,7 +56,8 @@ class Result:
         outside: Operators that one call dispatches outside of programs.
         names_outside: The latter by name.
         graphs: How many programs were captured by two calls of the same sizes.
-        sizes: Other sizes: ``same program``, ``recaptured``, ``differs``, ``eager fails``, ``crash`` or ``-``.
+        sizes: Other sizes: ``same program``, ``recaptured``, ``differs``, ``eager fails``, ``crash``,
+            ``time`` or ``-``.
         guards: The conditions on sizes of the programs that did not serve other sizes.
         capture: Seconds of capture.
         seconds: In all.
@@ -115,7 +117,9 @@ def check(entry: Entry, mode: str, *, limit: int = 0) -> Result:
         with time_limit(limit):
             _Check(entry, mode, result).run()
     except TimeLimitError:
-        result.status, result.error = "time", _traceback()
+        result.error = _traceback()
+        if result.sizes != "time":
+            result.status = "time"
     except Exception:  # noqa: BLE001  whatever it is, it is the result
         result.status, result.error = "crash", _traceback()
     result.seconds = round(time.perf_counter() - start, 2)
@@ -179,7 +183,7 @@ class _Check:
     def __init__(self, entry: Entry, mode: str, result: Result) -> None:
         self.entry, self.mode, self.result = entry, mode, result
         self.training = mode == "train"
-        self.pending: list[tuple[Callable[[], Inputs], int]] = []
+        self.pending: list[Callable[[], dict[str, Any]]] = []  # calls that the twin has not made yet
 
     def run(self) -> None:
         """All of it; *result* is filled on the way."""
@@ -194,10 +198,10 @@ class _Check:
         with torch.set_grad_enabled(self.training):
             if not self._first_calls(amp):
                 return
+            self._count(amp)
+            self.result.eager = [(piece.path, piece.reason) for piece in amp.report().eager]
             if not self.result.differs:
                 self._other_sizes(amp)
-            self._count(amp)
-        self.result.eager = [(piece.path, piece.reason) for piece in amp.report().eager]
 
     def _first_calls(self, amp: AmpModule) -> bool:
         """Two calls of the same sizes; whether eager autocast runs the model at all."""
@@ -217,10 +221,12 @@ class _Check:
         return True
 
     def _count(self, amp: AmpModule) -> None:
-        seed_all(5)
-        args, kwargs = self._inputs()
-        with counted() as shares, suppress(RuntimeError):  # the mode keeps kernels off their fast paths
-            amp(*args, **kwargs)
+        """Count the operators of one more call, which the eager sides make too: it may write to buffers."""
+        self._forward(self.theirs, nullcontext())
+        self.pending.append(partial(self._forward, self.twin, nullcontext()))
+        shares = Shares()
+        with suppress(RuntimeError):  # the mode keeps kernels off their fast paths
+            self._forward(self.ours, counted(shares))
         self.result.inside, self.result.outside = shares.inside, shares.outside
         self.result.names_outside = shares.names_outside
 
@@ -229,12 +235,15 @@ class _Check:
             return
         resized = self.entry.resized
         before = conditions_of(amp)
-        self.result.sizes = "crash"
+        self.result.sizes = "time"
         try:
             self._step("other sizes", lambda: resized(self.training), 7)
         except _EagerFailsError:
             self.result.sizes = "eager fails"
             return
+        except Exception:
+            self.result.sizes = "crash"
+            raise
         recaptured = len(conditions_of(amp)) > len(before)
         self.result.sizes = "recaptured" if recaptured else "same program"
         if self.result.differs:
@@ -245,6 +254,13 @@ class _Check:
     def _inputs(self) -> Inputs:
         return self.entry.inputs(self.training)
 
+    def _forward(self, side: _Side, scope: AbstractContextManager[Any]) -> dict[str, Any]:
+        seed_all(5)
+        args, kwargs = self._inputs()
+        with side.scope(), scope:
+            side.call(*args, **kwargs)
+        return {}
+
     def _call(self, side: _Side, inputs: Callable[[], Inputs], seed: int) -> dict[str, Any]:
         return side.run(inputs, seed, backward=self.training)
 
@@ -254,11 +270,11 @@ class _Check:
             expected = self._call(self.theirs, inputs, seed)
         except Exception as error:
             raise _EagerFailsError from error
-        self.pending.append((inputs, seed))
+        self.pending.append(partial(self._call, self.twin, inputs, seed))
         found = self._call(self.ours, inputs, seed)
         if _differences(found, expected, self.result.unstable):
             for earlier in self.pending:
-                again = self._call(self.twin, *earlier)
+                again = earlier()
             self.pending = []
             self._note_unstable(expected, again)
         self._compare(what, found, expected)

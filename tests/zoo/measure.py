@@ -35,9 +35,9 @@ class Shares:
 
 
 class _Counter(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.shares, self.depth = Shares(), 0
+    def __init__(self, shares: Shares) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.shares, self.depth = shares, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _NOT_COUNTED:
@@ -52,9 +52,9 @@ class _Counter(TorchDispatchMode):
 
 
 @contextmanager
-def counted() -> Iterator[Shares]:
-    """Count the operators that are dispatched while this is open."""
-    counter, code = _Counter(), fxamp.runtime.program.Program
+def counted(shares: Shares) -> Iterator[None]:
+    """Count into *shares* the operators that are dispatched while this is open."""
+    counter, code = _Counter(shares), fxamp.runtime.program.Program
     run = code.run
 
     def counting(program: Any, *args: Any, **kwargs: Any) -> Any:
@@ -65,14 +65,15 @@ def counted() -> Iterator[Shares]:
             counter.depth -= 1
 
     with mock.patch.object(code, "run", counting), counter:
-        yield counter.shares
+        yield
 
 
 @contextmanager
 def timed_captures() -> Iterator[list[float]]:
     """Collect the seconds of each capture, also of those that fail."""
     seconds: list[float] = []
-    build = fxamp.runtime.runner.build_program
+    runner: Any = fxamp.runtime.runner
+    build = runner.build_program
 
     def timed(*args: Any, **kwargs: Any) -> Any:
         start = time.perf_counter()
@@ -81,7 +82,7 @@ def timed_captures() -> Iterator[list[float]]:
         finally:
             seconds.append(time.perf_counter() - start)
 
-    with mock.patch.object(fxamp.runtime.runner, "build_program", timed):
+    with mock.patch.object(runner, "build_program", timed):
         yield seconds
 
 

@@ -21,8 +21,10 @@ def _freed() -> Iterator[None]:
 
 @cache
 def _listed(library: str) -> tuple[Entry, ...]:
-    pytest.importorskip(LIBRARIES[library], reason=f"{library} is not installed")
-    return entries(library)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the libraries, when they are imported
+        pytest.importorskip(LIBRARIES[library], reason=f"{library} is not installed")
+        return entries(library)
 
 
 def _assert_equal(entry: Entry, mode: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.zoo.entry import Entry, Inputs
+from tests.zoo.entry import Entry
 
 __all__ = ["entries"]
 
@@ -155,7 +155,13 @@ _CODER = {
     "up_block_types": ("UpDecoderBlock2D",) * 2,
     "norm_num_groups": 8,
 }
-_DIT = {"num_attention_heads": 2, "attention_head_dim": 8, "in_channels": 4, "num_layers": 2, "sample_size": 8}
+_DIT = {
+    "num_attention_heads": 2,
+    "attention_head_dim": 8,
+    "in_channels": 4,
+    "num_layers": 2,
+    "sample_size": 8,
+}
 
 # name: class, configuration, inputs
 _LISTED: dict[str, tuple[str, dict[str, Any], Make]] = {
@@ -214,7 +220,14 @@ _LISTED: dict[str, tuple[str, dict[str, Any], Make]] = {
         },
         _video_unet,
     ),
-    "controlnet": ("ControlNetModel", {**{k: v for k, v in _CONDITIONED.items() if k != "sample_size"}, "conditioning_embedding_out_channels": (8, 16)}, _control),
+    "controlnet": (
+        "ControlNetModel",
+        {
+            **{k: v for k, v in _CONDITIONED.items() if k != "sample_size"},
+            "conditioning_embedding_out_channels": (8, 16),
+        },
+        _control,
+    ),
     "autoencoder-kl": ("AutoencoderKL", _CODER, _image(3, 16)),
     "autoencoder-tiny": (
         "AutoencoderTiny",
@@ -256,7 +269,11 @@ _LISTED: dict[str, tuple[str, dict[str, Any], Make]] = {
         },
         _image(3, 16),
     ),
-    "dit": ("DiTTransformer2DModel", {**_DIT, "num_embeds_ada_norm": 10, "out_channels": 8, "norm_type": "ada_norm_zero"}, _classes),
+    "dit": (
+        "DiTTransformer2DModel",
+        {**_DIT, "num_embeds_ada_norm": 10, "out_channels": 8, "norm_type": "ada_norm_zero"},
+        _classes,
+    ),
     "pixart": (
         "PixArtTransformer2DModel",
         {**_DIT, "cross_attention_dim": 16, "caption_channels": 16, "use_additional_conditions": False},
@@ -264,7 +281,13 @@ _LISTED: dict[str, tuple[str, dict[str, Any], Make]] = {
     ),
     "transformer-2d": (
         "Transformer2DModel",
-        {"num_attention_heads": 2, "attention_head_dim": 8, "in_channels": 16, "norm_num_groups": 8, "cross_attention_dim": 16},
+        {
+            "num_attention_heads": 2,
+            "attention_head_dim": 8,
+            "in_channels": 16,
+            "norm_num_groups": 8,
+            "cross_attention_dim": 16,
+        },
         lambda batch, length: {
             "hidden_states": _latent(batch, 16),
             "encoder_hidden_states": torch.randn(batch, length, 16),

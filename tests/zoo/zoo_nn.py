@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -80,10 +81,10 @@ def _padded(batch: int, length: int) -> tuple[Tensor, Tensor]:
 # --- recurrent ------------------------------------------------------------------------------------------
 
 for _kind in (nn.RNN, nn.GRU, nn.LSTM):
-    _add(_kind.__name__, lambda kind=_kind: kind(16, 12, batch_first=True), None, fast=_kind is nn.GRU)
+    _add(_kind.__name__, partial(_kind, 16, 12, batch_first=True), None, fast=_kind is nn.GRU)
     _add(
         f"{_kind.__name__}-2-layers-bidirectional",
-        lambda kind=_kind: kind(16, 12, num_layers=2, bidirectional=True, dropout=0.2, batch_first=True),
+        partial(_kind, 16, 12, num_layers=2, bidirectional=True, dropout=0.2, batch_first=True),
         None,
     )
 _add("LSTM-projection", lambda: nn.LSTM(16, 12, proj_size=6, batch_first=True), None)
@@ -94,10 +95,14 @@ def _packed(self: Any, x: Tensor, lengths: Tensor) -> Any:
     return rnn.pad_packed_sequence(self.rnn(packed)[0], batch_first=True)[0]
 
 
+def _make_packed(kind: Callable[..., nn.Module]) -> nn.Module:
+    return _With(_packed, rnn=kind(16, 12, batch_first=True))
+
+
 for _kind in (nn.GRU, nn.LSTM):
     _add(
         f"{_kind.__name__}-packed",
-        lambda kind=_kind: _With(_packed, rnn=kind(16, 12, batch_first=True)),
+        partial(_make_packed, _kind),
         lambda batch, length: (torch.randn(batch, length, 16), torch.arange(length, length - batch, -1)),
     )
 
@@ -109,8 +114,12 @@ def _cells(self: Any, x: Tensor) -> Tensor:
     return state[0] if isinstance(state, tuple) else state  # type: ignore[return-value]
 
 
-for _kind in (nn.RNNCell, nn.GRUCell, nn.LSTMCell):
-    _add(_kind.__name__, lambda kind=_kind: _With(_cells, cell=kind(16, 12)), None)
+def _make_cells(kind: Callable[..., nn.Module]) -> nn.Module:
+    return _With(_cells, cell=kind(16, 12))
+
+
+for _cell in (nn.RNNCell, nn.GRUCell, nn.LSTMCell):
+    _add(_cell.__name__, partial(_make_cells, _cell), None)
 
 # --- attention ------------------------------------------------------------------------------------------
 
@@ -166,24 +175,36 @@ def _causal(self: Any, x: Tensor) -> Tensor:
 
 _add(
     "TransformerEncoder-causal",
-    lambda: _With(_causal, m=nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)),
+    lambda: _With(
+        _causal, m=nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)
+    ),
     None,
 )
 
 # --- embeddings and losses ------------------------------------------------------------------------------
 
 _add("Embedding", lambda: nn.Sequential(nn.Embedding(20, 16, padding_idx=0), nn.Linear(16, 4)), _tokens)
-_add("Embedding-max-norm", lambda: nn.Sequential(nn.Embedding(20, 16, max_norm=1.0), nn.Linear(16, 4)), _tokens)
+_add(
+    "Embedding-max-norm", lambda: nn.Sequential(nn.Embedding(20, 16, max_norm=1.0), nn.Linear(16, 4)), _tokens
+)
 _add("Embedding-sparse", lambda: nn.Sequential(nn.Embedding(20, 16, sparse=True), nn.Linear(16, 4)), _tokens)
+
+
+def _make_bag(mode: str) -> nn.Module:
+    return nn.Sequential(nn.EmbeddingBag(20, 16, mode=mode), nn.Linear(16, 4))
+
+
 for _mode in ("sum", "mean", "max"):
     _add(
         f"EmbeddingBag-{_mode}",
-        lambda mode=_mode: nn.Sequential(nn.EmbeddingBag(20, 16, mode=mode), nn.Linear(16, 4)),
+        partial(_make_bag, _mode),
         _tokens,
     )
 _add(
     "EmbeddingBag-offsets",
-    lambda: _With(lambda self, x: self.m(x.flatten(), torch.arange(0, x.numel(), 3)), m=nn.EmbeddingBag(20, 16)),
+    lambda: _With(
+        lambda self, x: self.m(x.flatten(), torch.arange(0, x.numel(), 3)), m=nn.EmbeddingBag(20, 16)
+    ),
     _tokens,
 )
 
@@ -222,13 +243,14 @@ def _plain_loss(loss: nn.Module) -> Callable[[], nn.Module]:
     return lambda: _With(lambda self, x, y: self.loss(self.linear(x), y), linear=nn.Linear(16, 4), loss=loss)
 
 
-for _loss in (
-    nn.CrossEntropyLoss(),
-    nn.CrossEntropyLoss(label_smoothing=0.1, weight=torch.rand(4)),
-    nn.MultiMarginLoss(),
-):
-    _add(f"{type(_loss).__name__}{'-weighted' * bool(getattr(_loss, 'label_smoothing', 0))}", _plain_loss(_loss), _labels)
-for _loss in (
+_add("CrossEntropyLoss", _plain_loss(nn.CrossEntropyLoss()), _labels)
+_add(
+    "CrossEntropyLoss-weighted",
+    _plain_loss(nn.CrossEntropyLoss(label_smoothing=0.1, weight=torch.linspace(0.2, 1, 4))),
+    _labels,
+)
+_add("MultiMarginLoss", _plain_loss(nn.MultiMarginLoss()), _labels)
+_LOSSES: tuple[nn.Module, ...] = (
     nn.MSELoss(),
     nn.L1Loss(),
     nn.SmoothL1Loss(),
@@ -238,7 +260,8 @@ for _loss in (
     nn.PoissonNLLLoss(),
     nn.SoftMarginLoss(),
     nn.MultiLabelSoftMarginLoss(),
-):
+)
+for _loss in _LOSSES:
     _add(type(_loss).__name__, _plain_loss(_loss), _likes)
 _add(
     "GaussianNLLLoss",
@@ -252,103 +275,237 @@ _add(
 _add(
     "NLLLoss",
     lambda: _With(
-        lambda self, x, y: self.loss(self.linear(x).log_softmax(-1), y), linear=nn.Linear(16, 4), loss=nn.NLLLoss()
+        lambda self, x, y: self.loss(self.linear(x).log_softmax(-1), y),
+        linear=nn.Linear(16, 4),
+        loss=nn.NLLLoss(),
     ),
     _labels,
 )
-for _loss in (nn.CosineEmbeddingLoss(), nn.MarginRankingLoss()):
-    _add(
-        type(_loss).__name__,
-        lambda loss=_loss: _With(
-            lambda self, x, y: self.loss(
-                *(h if isinstance(self.loss, nn.CosineEmbeddingLoss) else h.mean(1) for h in self.linear(x).chunk(2, -1)),
-                y,
-            ),
-            linear=nn.Linear(16, 8),
-            loss=loss,
-        ),
-        _pairs,
-    )
+_add(
+    "CosineEmbeddingLoss",
+    lambda: _With(
+        lambda self, x, y: self.loss(*self.linear(x).chunk(2, -1), y),
+        linear=nn.Linear(16, 8),
+        loss=nn.CosineEmbeddingLoss(),
+    ),
+    _pairs,
+)
+_add(
+    "MarginRankingLoss",
+    lambda: _With(
+        lambda self, x, y: self.loss(*self.linear(x).unbind(-1), y),
+        linear=nn.Linear(16, 2),
+        loss=nn.MarginRankingLoss(),
+    ),
+    _pairs,
+)
 _add(
     "TripletMarginLoss",
     lambda: _With(
-        lambda self, x: self.loss(*self.linear(x).chunk(3, -1)), linear=nn.Linear(16, 12), loss=nn.TripletMarginLoss()
+        lambda self, x: self.loss(*self.linear(x).chunk(3, -1)),
+        linear=nn.Linear(16, 12),
+        loss=nn.TripletMarginLoss(),
     ),
     lambda batch, length: torch.randn(batch, 16),
 )
 
 # --- convolutions, norms, pooling -------------------------------------------------------------------------
 
-_add("Conv1d", lambda: nn.Sequential(nn.Conv1d(16, 8, 3, padding="same"), nn.BatchNorm1d(8), nn.GLU(1)),
-     lambda batch, length: torch.randn(batch, 16, length))  # fmt: skip
-_add("Conv2d-padding-modes", lambda: nn.Sequential(
-    nn.Conv2d(3, 8, 3, padding=1, padding_mode="reflect"),
-    nn.Conv2d(8, 8, 3, padding=1, padding_mode="circular", groups=4),
-    nn.Conv2d(8, 8, 3, dilation=2, padding_mode="replicate", padding=2)), _image())  # fmt: skip
-_add("Conv3d", lambda: nn.Sequential(nn.Conv3d(3, 4, 3, padding=1), nn.BatchNorm3d(4), nn.MaxPool3d(2)),
-     lambda batch, length: torch.randn(batch, 3, 4, 8, 8))  # fmt: skip
-_add("ConvTranspose", lambda: nn.Sequential(
-    nn.ConvTranspose2d(3, 8, 2, stride=2), nn.InstanceNorm2d(8, affine=True, track_running_stats=True),
-    nn.ConvTranspose2d(8, 4, 3, stride=2, output_padding=1)), _image(side=8))  # fmt: skip
-_add("norms", lambda: nn.Sequential(
-    nn.Conv2d(3, 8, 1), nn.GroupNorm(2, 8), nn.InstanceNorm2d(8), nn.LocalResponseNorm(2), nn.LayerNorm([8, 16, 16])),
-    _image())  # fmt: skip
+_add(
+    "Conv1d",
+    lambda: nn.Sequential(nn.Conv1d(16, 8, 3, padding="same"), nn.BatchNorm1d(8), nn.GLU(1)),
+    lambda batch, length: torch.randn(batch, 16, length),
+)
+_add(
+    "Conv2d-padding-modes",
+    lambda: nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, padding_mode="reflect"),
+        nn.Conv2d(8, 8, 3, padding=1, padding_mode="circular", groups=4),
+        nn.Conv2d(8, 8, 3, dilation=2, padding_mode="replicate", padding=2),
+    ),
+    _image(),
+)
+_add(
+    "Conv3d",
+    lambda: nn.Sequential(nn.Conv3d(3, 4, 3, padding=1), nn.BatchNorm3d(4), nn.MaxPool3d(2)),
+    lambda batch, length: torch.randn(batch, 3, 4, 8, 8),
+)
+_add(
+    "ConvTranspose",
+    lambda: nn.Sequential(
+        nn.ConvTranspose2d(3, 8, 2, stride=2),
+        nn.InstanceNorm2d(8, affine=True, track_running_stats=True),
+        nn.ConvTranspose2d(8, 4, 3, stride=2, output_padding=1),
+    ),
+    _image(side=8),
+)
+_add(
+    "norms",
+    lambda: nn.Sequential(
+        nn.Conv2d(3, 8, 1),
+        nn.GroupNorm(2, 8),
+        nn.InstanceNorm2d(8),
+        nn.LocalResponseNorm(2),
+        nn.LayerNorm([8, 16, 16]),
+    ),
+    _image(),
+)
 _add("RMSNorm", lambda: nn.Sequential(nn.Linear(16, 16), nn.RMSNorm(16), nn.Linear(16, 4)), None)
-_add("BatchNorm-momentum-none", lambda: nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8, momentum=None)),
-     lambda batch, length: torch.randn(batch, 16))  # fmt: skip
-_add("pooling", lambda: nn.Sequential(
-    nn.Conv2d(3, 8, 1), nn.MaxPool2d(2), nn.AvgPool2d(2, ceil_mode=True), nn.LPPool2d(2, 2), nn.AdaptiveMaxPool2d(1)),
-    _image())  # fmt: skip
-_add("FractionalMaxPool", lambda: nn.Sequential(nn.Conv2d(3, 8, 1), nn.FractionalMaxPool2d(2, output_size=5)), _image())
-_add("MaxUnpool", lambda: _With(
-    lambda self, x: self.un(*self.pool(self.conv(x))), conv=nn.Conv2d(3, 8, 1),
-    pool=nn.MaxPool2d(2, return_indices=True), un=nn.MaxUnpool2d(2)), _image())  # fmt: skip
+_add(
+    "BatchNorm-momentum-none",
+    lambda: nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8, momentum=None)),
+    lambda batch, length: torch.randn(batch, 16),
+)
+_add(
+    "pooling",
+    lambda: nn.Sequential(
+        nn.Conv2d(3, 8, 1),
+        nn.MaxPool2d(2),
+        nn.AvgPool2d(2, ceil_mode=True),
+        nn.LPPool2d(2, 2),
+        nn.AdaptiveMaxPool2d(1),
+    ),
+    _image(),
+)
+_add(
+    "FractionalMaxPool",
+    lambda: nn.Sequential(nn.Conv2d(3, 8, 1), nn.FractionalMaxPool2d(2, output_size=5)),
+    _image(),
+)
+_add(
+    "MaxUnpool",
+    lambda: _With(
+        lambda self, x: self.un(*self.pool(self.conv(x))),
+        conv=nn.Conv2d(3, 8, 1),
+        pool=nn.MaxPool2d(2, return_indices=True),
+        un=nn.MaxUnpool2d(2),
+    ),
+    _image(),
+)
+
+
+def _upsample(how: str) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 1), nn.Upsample(scale_factor=2, mode=how), nn.Conv2d(4, 4, 1))
+
+
 for _how in ("nearest", "bilinear", "bicubic"):
-    _add(f"Upsample-{_how}", lambda how=_how: nn.Sequential(
-        nn.Conv2d(3, 4, 1), nn.Upsample(scale_factor=2, mode=how), nn.Conv2d(4, 4, 1)), _image(side=8))  # fmt: skip
-_add("PixelShuffle", lambda: nn.Sequential(nn.Conv2d(3, 8, 1), nn.PixelShuffle(2), nn.PixelUnshuffle(4)), _image())
-_add("Fold-Unfold", lambda: nn.Sequential(
-    nn.Conv2d(3, 4, 1), nn.Unfold(2, stride=2), nn.Fold((16, 16), 2, stride=2)), _image())  # fmt: skip
-_add("Bilinear", lambda: _With(lambda self, x: self.m(x, x.flip(0)), m=nn.Bilinear(16, 16, 4)),
-     lambda batch, length: torch.randn(batch, 16))  # fmt: skip
-_add("activations", lambda: nn.Sequential(
-    nn.Linear(16, 16), nn.PReLU(), nn.Hardswish(), nn.Mish(), nn.CELU(), nn.Softplus(), nn.LogSigmoid(), nn.Tanhshrink(),
-    nn.RReLU(), nn.Threshold(0.1, 0.2), nn.Softmin(-1)), None)  # fmt: skip
-_add("dropouts", lambda: nn.Sequential(
-    nn.Conv2d(3, 8, 1), nn.Dropout2d(0.3), nn.Conv2d(8, 8, 1), nn.AlphaDropout(0.2), nn.FeatureAlphaDropout(0.2)),
-    _image())  # fmt: skip
-_add("CosineSimilarity", lambda: _With(
-    lambda self, x: self.m(self.linear(x), self.linear(x + 1)), linear=nn.Linear(16, 8), m=nn.CosineSimilarity(-1)),
-    None)  # fmt: skip
-_add("PairwiseDistance-cdist", lambda: _With(
-    lambda self, x: torch.cdist(self.linear(x), self.linear(x.flip(1))), linear=nn.Linear(16, 8)), None)  # fmt: skip
+    _add(f"Upsample-{_how}", partial(_upsample, _how), _image(side=8))
+_add(
+    "PixelShuffle",
+    lambda: nn.Sequential(nn.Conv2d(3, 8, 1), nn.PixelShuffle(2), nn.PixelUnshuffle(4)),
+    _image(),
+)
+_add(
+    "Fold-Unfold",
+    lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.Unfold(2, stride=2), nn.Fold((16, 16), 2, stride=2)),
+    _image(),
+)
+_add(
+    "Bilinear",
+    lambda: _With(lambda self, x: self.m(x, x.flip(0)), m=nn.Bilinear(16, 16, 4)),
+    lambda batch, length: torch.randn(batch, 16),
+)
+_add(
+    "activations",
+    lambda: nn.Sequential(
+        nn.Linear(16, 16),
+        nn.PReLU(),
+        nn.Hardswish(),
+        nn.Mish(),
+        nn.CELU(),
+        nn.Softplus(),
+        nn.LogSigmoid(),
+        nn.Tanhshrink(),
+        nn.RReLU(),
+        nn.Threshold(0.1, 0.2),
+        nn.Softmin(-1),
+    ),
+    None,
+)
+_add(
+    "dropouts",
+    lambda: nn.Sequential(
+        nn.Conv2d(3, 8, 1),
+        nn.Dropout2d(0.3),
+        nn.Conv2d(8, 8, 1),
+        nn.AlphaDropout(0.2),
+        nn.FeatureAlphaDropout(0.2),
+    ),
+    _image(),
+)
+_add(
+    "CosineSimilarity",
+    lambda: _With(
+        lambda self, x: self.m(self.linear(x), self.linear(x + 1)),
+        linear=nn.Linear(16, 8),
+        m=nn.CosineSimilarity(-1),
+    ),
+    None,
+)
+_add(
+    "PairwiseDistance-cdist",
+    lambda: _With(
+        lambda self, x: torch.cdist(self.linear(x), self.linear(x.flip(1))), linear=nn.Linear(16, 8)
+    ),
+    None,
+)
 
 # --- parametrizations, sampling, wrappers -----------------------------------------------------------------
 
 _add("weight-norm", lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(16, 8)), nn.ReLU()), None)
-_add("spectral-norm", lambda: nn.Sequential(parametrizations.spectral_norm(nn.Linear(16, 8)), nn.ReLU()), None)
+_add(
+    "spectral-norm", lambda: nn.Sequential(parametrizations.spectral_norm(nn.Linear(16, 8)), nn.ReLU()), None
+)
 _add("orthogonal", lambda: nn.Sequential(parametrizations.orthogonal(nn.Linear(16, 16)), nn.ReLU()), None)
 _add("old-weight-norm", lambda: torch.nn.utils.weight_norm(nn.Linear(16, 8)), None)
 _add("old-spectral-norm", lambda: torch.nn.utils.spectral_norm(nn.Linear(16, 8)), None)
-_add("spatial-transformer", lambda: _With(
-    lambda self, x: functional.grid_sample(
-        x, functional.affine_grid(self.linear(x.mean((2, 3))).view(-1, 2, 3), list(x.shape), align_corners=False),
-        align_corners=False),
-    linear=nn.Linear(3, 6)), _image())  # fmt: skip
-_add("gumbel-softmax", lambda: _With(
-    lambda self, x: functional.gumbel_softmax(self.linear(x), hard=True), linear=nn.Linear(16, 8)), None)  # fmt: skip
-_add("einsum", lambda: _With(
-    lambda self, x: torch.einsum("bld,bmd->blm", self.linear(x), self.linear(x)), linear=nn.Linear(16, 8)),
-    None)  # fmt: skip
-_add("fft", lambda: _With(lambda self, x: self.linear(torch.fft.rfft(x, dim=1).abs()), linear=nn.Linear(16, 8)), None)
+_add(
+    "spatial-transformer",
+    lambda: _With(
+        lambda self, x: functional.grid_sample(
+            x,
+            functional.affine_grid(
+                self.linear(x.mean((2, 3))).view(-1, 2, 3), list(x.shape), align_corners=False
+            ),
+            align_corners=False,
+        ),
+        linear=nn.Linear(3, 6),
+    ),
+    _image(),
+)
+_add(
+    "gumbel-softmax",
+    lambda: _With(
+        lambda self, x: functional.gumbel_softmax(self.linear(x), hard=True), linear=nn.Linear(16, 8)
+    ),
+    None,
+)
+_add(
+    "einsum",
+    lambda: _With(
+        lambda self, x: torch.einsum("bld,bmd->blm", self.linear(x), self.linear(x)), linear=nn.Linear(16, 8)
+    ),
+    None,
+)
+_add(
+    "fft",
+    lambda: _With(lambda self, x: self.linear(torch.fft.rfft(x, dim=1).abs()), linear=nn.Linear(16, 8)),
+    None,
+)
 
 
 def _checkpointed(self: Any, x: Tensor) -> Any:
     return torch.utils.checkpoint.checkpoint(self.m, x, use_reentrant=False)
 
 
-_add("checkpoint", lambda: _With(
-    _checkpointed, m=nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.2), nn.Linear(16, 4))), None)  # fmt: skip
-_add("item", lambda: _With(
-    lambda self, x: self.m(x) * (2.0 if x.mean().item() > 0 else 0.5), m=nn.Linear(16, 4)), None)  # fmt: skip
+_add(
+    "checkpoint",
+    lambda: _With(_checkpointed, m=nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.2), nn.Linear(16, 4))),
+    None,
+)
+_add(
+    "item",
+    lambda: _With(lambda self, x: self.m(x) * (2.0 if x.mean().item() > 0 else 0.5), m=nn.Linear(16, 4)),
+    None,
+)
 _add("nonzero", lambda: _With(lambda self, x: self.m(x[x[..., 0] > 0]), m=nn.Linear(16, 4)), None)

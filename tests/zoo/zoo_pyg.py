@@ -29,7 +29,10 @@ _LISTED: dict[str, tuple[Make, str]] = {
     "ChebConv": (lambda g: g.ChebConv(_WIDTH, 8, K=3), ""),
     "TAGConv": (lambda g: g.TAGConv(_WIDTH, 8), ""),
     "SGConv": (lambda g: g.SGConv(_WIDTH, 8, K=2), ""),
-    "APPNP": (lambda g: g.Sequential("x, e", [(nn.Linear(_WIDTH, 8), "x -> x"), (g.APPNP(3, 0.1), "x, e -> x")]), ""),
+    "APPNP": (
+        lambda g: g.Sequential("x, e", [(nn.Linear(_WIDTH, 8), "x -> x"), (g.APPNP(3, 0.1), "x, e -> x")]),
+        "",
+    ),
     "ARMAConv": (lambda g: g.ARMAConv(_WIDTH, 8, num_stacks=2), ""),
     "TransformerConv": (lambda g: g.TransformerConv(_WIDTH, 8, heads=2, edge_dim=4), "features"),
     "GatedGraphConv": (lambda g: g.GatedGraphConv(_WIDTH, 2), ""),
@@ -53,8 +56,14 @@ _LISTED: dict[str, tuple[Make, str]] = {
     "GraphSAGE": (lambda g: g.GraphSAGE(_WIDTH, 8, 2, norm="batch_norm"), ""),
     "GAT": (lambda g: g.GAT(_WIDTH, 8, 2), ""),
     "PNA-readout": (lambda g: _Readout(g, g.GraphSAGE(_WIDTH, 8, 2)), ""),
-    "DeepGCNLayer": (lambda g: g.DeepGCNLayer(g.GENConv(_WIDTH, _WIDTH), nn.LayerNorm(_WIDTH), nn.ReLU()), ""),
-    "GraphNorm": (lambda g: g.Sequential("x, e", [(g.GraphConv(_WIDTH, 8), "x, e -> x"), (g.GraphNorm(8), "x -> x")]), ""),
+    "DeepGCNLayer": (
+        lambda g: g.DeepGCNLayer(g.GENConv(_WIDTH, _WIDTH), nn.LayerNorm(_WIDTH), nn.ReLU()),
+        "",
+    ),
+    "GraphNorm": (
+        lambda g: g.Sequential("x, e", [(g.GraphConv(_WIDTH, 8), "x, e -> x"), (g.GraphNorm(8), "x -> x")]),
+        "",
+    ),
     "TopKPooling": (lambda g: g.TopKPooling(_WIDTH, ratio=0.5), ""),
     "SAGPooling": (lambda g: g.SAGPooling(_WIDTH, ratio=0.5), ""),
     "GraphUNet": (lambda g: g.GraphUNet(_WIDTH, 8, 4, depth=2), ""),

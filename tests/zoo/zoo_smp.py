@@ -29,7 +29,11 @@ _LISTED: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("UPerNet", _SMALL, {"decoder_channels": 32}),
     ("Segformer", "mit_b0", {}),
     ("Unet", _SMALL, {"aux_params": {"classes": 3}}),
-    ("DPT", "tu-test_vit", {"decoder_intermediate_channels": (16, 16, 16, 16), "decoder_fusion_channels": 16}),
+    (
+        "DPT",
+        "tu-test_vit",
+        {"decoder_intermediate_channels": (16, 16, 16, 16), "decoder_fusion_channels": 16},
+    ),
 )
 
 
@@ -47,7 +51,7 @@ def _entry(architecture: str, encoder: str, options: dict[str, Any]) -> Entry:
 
     name = "-".join([architecture, encoder, *options])
     build = partial(_build, architecture, encoder, options)
-    fast = architecture == "FPN" and encoder == _SMALL
+    fast = architecture in ("PSPNet", "Linknet")
     return Entry(name, "smp", build, lambda _: inputs(2), lambda _: inputs(4), fast=fast)
 
 
