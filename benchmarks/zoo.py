@@ -6,13 +6,15 @@ many of them are equal, which share of their operators is dispatched inside of p
 other sizes the first program served.  Below it stand the exceptions with their causes.
 
     python benchmarks/zoo.py [--library timm] [--name resnet] [--mode eval|train|both]
-                             [--jsonl FILE [--resume]] [--limit SECONDS] [--table FILE]
+                             [--jsonl FILE [--resume]] [--shuffle] [--limit SECONDS] [--table FILE]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
+import random
 import sys
 import warnings
 from collections import Counter, defaultdict
@@ -35,13 +37,17 @@ def main() -> None:
     options = _options()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
     if options.table:
         print_table(_read(options.table))
         return
     done = _read(options.jsonl) if options.resume and options.jsonl.exists() else []
     known = {(result.library, result.name, result.mode) for result in done}
     modes = ("eval", "train") if options.mode == "both" else (options.mode,)
-    for entry in _chosen(options):
+    chosen = list(_chosen(options))
+    if options.shuffle:
+        random.Random(0).shuffle(chosen)
+    for entry in chosen:
         for mode in modes:
             if mode in entry.modes and (entry.library, entry.name, mode) not in known:
                 result = check(entry, mode, limit=options.limit)
@@ -60,6 +66,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--mode", choices=("eval", "train", "both"), default="both")
     parser.add_argument("--jsonl", type=Path, help="a line for every model and mode is appended here")
     parser.add_argument("--resume", action="store_true", help="leave out what the file already has")
+    parser.add_argument("--shuffle", action="store_true", help="in a random order, always the same")
     parser.add_argument("--limit", type=int, default=120, help="seconds for one model in one mode")
     parser.add_argument("--table", type=Path, help="only print the table of this file")
     return parser.parse_args()

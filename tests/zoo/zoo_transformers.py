@@ -272,7 +272,9 @@ _KINDS: dict[str, tuple[str, Make]] = {
     "any patches": ("AutoModel", _patches),
 }
 
-_FAST = {"gpt2", "vit"}
+_FAST = {"bert", "vit"}
+# Evaluation leaves the cache of keys and values as the model likes it, which is on; training does without.
+_WITH_CACHE = {"causal", "causal without mask", "seq2seq", "speech to text", "mel to text", "audio to text"}
 
 # Further values of a configuration, by model type.
 
@@ -392,6 +394,8 @@ def _entry(model_type: str, kind: str) -> Entry:
 
     def inputs(batch: int, length: int, training: bool) -> Inputs:
         given = make(_config_of(model_type), batch, length)
+        if training and kind in _WITH_CACHE:
+            given["use_cache"] = False
         return (), given
 
     return Entry(
@@ -444,6 +448,7 @@ _LISTED: dict[str, tuple[str, ...]] = {
     "backbone": (
         "dinov2", "dinov2_with_registers", "dinov3_vit", "focalnet", "maskformer-swin", "pixio",
         "pp_lcnet_v3", "pp_lcnet_v4", "resnet", "rf_detr_dinov2", "sapiens2", "swin", "swinv2",
+        "vitdet",
     ),
     "causal": (
         "afmoe", "apertus", "apertus1p5_text", "arcee", "aria_text", "axk1", "beam", "bert-generation",
@@ -462,30 +467,31 @@ _LISTED: dict[str, tuple[str, ...]] = {
         "olmo", "olmo2", "olmo3", "olmo_hybrid", "olmoe", "openai-gpt", "opt", "persimmon", "phi",
         "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "recurrent_gemma", "rwkv",
         "sarvam_moe", "seed_oss", "smollm3", "solar_open", "stablelm", "starcoder2", "trocr",
-        "vaultgemma", "youtu",
+        "vaultgemma", "xglm", "xlnet", "youtu",
     ),
     "detection": (
         "conditional_detr", "dab-detr", "deformable_detr", "detr", "pp_ocrv5_mobile_det",
-        "table-transformer",
+        "table-transformer", "yolos",
     ),
     "ids": (
         "canine", "clip_text_model", "dpr", "embedding_gemma2", "fastspeech2_conformer", "git",
         "granite_docling_text", "higgs_audio_v2", "imagegpt", "inkling2_text", "layoutlmv3", "lilt",
         "markuplm", "minimax_m3_vl", "molmo2_text", "muse_glimmer_text", "muse_spark_text",
         "openai_privacy_filter", "qwen3_omni_moe_thinker", "qwen3_vl", "qwen3_vl_moe",
-        "qwen3_vl_moe_text", "qwen3_vl_text", "splinter", "step3p7", "tipsv2",
+        "qwen3_vl_moe_text", "qwen3_vl_text", "splinter", "step3p7", "tipsv2", "vits",
     ),
     "image": (
         "clip_vision_model", "deit", "donut-swin", "dpt", "idefics3_vision", "ijepa", "internvl_vision",
         "mlcd", "mobilenet_v1", "pixtral", "poolformer", "radio", "sam3_vit_model", "segformer",
-        "swiftformer",
+        "swiftformer", "vit", "vit_mae",
     ),
     "image and text": (
         "aimv2", "altclip", "blip", "chinese_clip", "clip", "clipseg", "groupvit", "owlv2", "owlvit",
+        "vilt",
     ),
     "image classes": (
         "beit", "data2vec-vision", "efficientnet", "mobilenet_v2", "mobilevit", "pp_lcnet", "regnet",
-        "siglip",
+        "siglip", "vit_msn",
     ),
     "large image": (
         "convnext", "convnextv2", "pp_ocrv6_small_rec", "pp_ocrv6_tiny_rec",
@@ -495,13 +501,17 @@ _LISTED: dict[str, tuple[str, ...]] = {
         "ernie", "esm", "esmc", "eurobert", "flaubert", "fnet", "funnel", "gte", "ibert",
         "jina_embeddings_v3", "layoutlm", "longformer", "megatron-bert", "mobilebert", "modernbert",
         "mpnet", "mra", "nomic_bert", "nystromformer", "reformer", "rembert", "roberta",
-        "roberta-prelayernorm", "roformer", "squeezebert", "tapas", "ultrabert",
+        "roberta-prelayernorm", "roformer", "squeezebert", "tapas", "ultrabert", "xlm", "xlm-roberta",
+        "xlm-roberta-xl", "xmod", "yoso",
+    ),
+    "mel to text": (
+        "whisper",
     ),
     "one channel": (
         "dac", "encodec",
     ),
     "pretraining": (
-        "flava", "fsmt", "inkling_mm_model",
+        "flava", "fsmt", "inkling_mm_model", "visual_bert",
     ),
     "seq2seq": (
         "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "led", "longt5", "m2m_100",
@@ -512,12 +522,13 @@ _LISTED: dict[str, tuple[str, ...]] = {
         "audio-spectrogram-transformer",
     ),
     "speech": (
-        "data2vec-audio", "hubert", "sew", "sew-d", "unispeech", "unispeech-sat",
+        "data2vec-audio", "hubert", "sew", "sew-d", "unispeech", "unispeech-sat", "wav2vec2",
+        "wav2vec2-conformer", "wavlm",
     ),
     "speech to text": (
         "speech_to_text",
     ),
     "video classes": (
-        "timesformer",
+        "timesformer", "videomae", "vivit",
     ),
 }
