@@ -147,10 +147,10 @@ class _Side:
         self.model.zero_grad(set_to_none=True)
         with self.scope():
             out = self.call(*args, **kwargs)
-        found = {f"output {name}": leaf for name, leaf in named_tensors(out).items()}
+        outputs = named_tensors(out)
         if backward:
-            _loss(out, found).backward()  # type: ignore[no-untyped-call]
-        found = {name: leaf.detach() for name, leaf in found.items()}
+            _loss(out, outputs).backward()
+        found: dict[str, Any] = {f"output {name}": leaf.detach() for name, leaf in outputs.items()}
         found |= {f"gradient {name}": p.grad for name, p in self.model.named_parameters()}
         found |= {f"buffer {name}": buffer.clone() for name, buffer in self.model.named_buffers()}
         found["random state of torch"] = torch.get_rng_state()
@@ -320,7 +320,7 @@ def _differences(one: dict[str, Any], other: dict[str, Any], known: list[str]) -
 def _alike(one: Any, other: Any) -> bool:
     if not isinstance(one, Tensor) or not isinstance(other, Tensor):
         return bool(one == other)
-    if one.layout is not other.layout:
+    if type(one) is not type(other) or one.layout is not other.layout:  # a fake tensor may have got out
         return False
     if one.layout is not torch.strided:
         one, other = one.to_dense(), other.to_dense()

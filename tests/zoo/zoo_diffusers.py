@@ -192,7 +192,7 @@ _LISTED: dict[str, tuple[str, dict[str, Any], Make]] = {
     ),
     "unet-1d": (
         "UNet1DModel",
-        {"sample_size": 16, "extra_in_channels": 16, "block_out_channels": (16, 16, 32)},
+        {"sample_size": 16, "extra_in_channels": 64, "block_out_channels": (32, 32, 64)},
         lambda batch, length: {"sample": torch.randn(batch, 2, 64), "timestep": _steps(batch)},
     ),
     "unet-3d-condition": (
@@ -201,22 +201,6 @@ _LISTED: dict[str, tuple[str, dict[str, Any], Make]] = {
             **_UNET,
             "down_block_types": ("CrossAttnDownBlock3D", "DownBlock3D"),
             "up_block_types": ("UpBlock3D", "CrossAttnUpBlock3D"),
-        },
-        _video_unet,
-    ),
-    "unet-motion": (
-        "UNetMotionModel",
-        {
-            "sample_size": 8,
-            "block_out_channels": (16, 32),
-            "down_block_types": ("CrossAttnDownBlockMotion", "DownBlockMotion"),
-            "up_block_types": ("UpBlockMotion", "CrossAttnUpBlockMotion"),
-            "cross_attention_dim": 16,
-            "num_attention_heads": 2,
-            "motion_max_seq_length": 8,
-            "motion_num_attention_heads": 2,
-            "norm_num_groups": 8,
-            "layers_per_block": 1,
         },
         _video_unet,
     ),

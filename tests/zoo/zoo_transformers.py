@@ -174,7 +174,7 @@ def _speech_labels(config: Any, batch: int, length: int) -> dict[str, Any]:
 
 
 def _features(config: Any, batch: int, length: int) -> dict[str, Any]:
-    bins = getattr(config, "num_mel_bins", None) or getattr(config, "input_feat_per_channel", 80)
+    bins: int = getattr(config, "num_mel_bins", 0) or getattr(config, "input_feat_per_channel", 80)
     return {"input_features": torch.randn(batch, 64, bins), "labels": _ids(batch, length)}
 
 
