@@ -101,11 +101,11 @@ def time_limit(seconds: int) -> Iterator[None]:
         raise TimeLimitError(f"more than {seconds} s")
 
     before = signal.signal(signal.SIGALRM, over)
-    signal.alarm(seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1)  # again and again: in a weakref's callback it is ignored
     try:
         yield
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 
 
@@ -196,10 +196,12 @@ class _Check:
         self.theirs, self.twin = _Side(theirs, theirs, _autocast), _Side(twin, twin, _autocast)
         self.ours = _Side(ours, amp, nullcontext)
         with torch.set_grad_enabled(self.training):
-            if not self._first_calls(amp):
-                return
-            self._count(amp)
-            self.result.eager = [(piece.path, piece.reason) for piece in amp.report().eager]
+            try:
+                if not self._first_calls(amp):
+                    return
+                self._count(amp)
+            finally:  # after a crash too: what runs eagerly is often why
+                self.result.eager = [(piece.path, piece.reason) for piece in amp.report().eager]
             if not self.result.differs:
                 self._other_sizes(amp)
 
