@@ -81,7 +81,7 @@ def _padded(batch: int, length: int) -> tuple[Tensor, Tensor]:
 # --- recurrent ------------------------------------------------------------------------------------------
 
 for _kind in (nn.RNN, nn.GRU, nn.LSTM):
-    _add(_kind.__name__, partial(_kind, 16, 12, batch_first=True), None, fast=_kind is nn.GRU)
+    _add(_kind.__name__, partial(_kind, 16, 12, batch_first=True), None)
     _add(
         f"{_kind.__name__}-2-layers-bidirectional",
         partial(_kind, 16, 12, num_layers=2, bidirectional=True, dropout=0.2, batch_first=True),

@@ -12,7 +12,7 @@ from tests.zoo.entry import Entry, Inputs
 
 __all__ = ["entries"]
 
-_FAST = {"test_resnet", "test_convnext"}
+_FAST = {"test_resnet"}
 
 # The smallest variant of each module of timm and beginning of a name, under 36 million weights; by the side
 # of the image, the smallest of 64, 96, 128, ... that it takes, and by whether it must be made for that side.

@@ -19,7 +19,7 @@ _SIDES = {"inception_v3": 96, "maxvit_t": 224, "mnasnet": 64}
 _SIDES |= dict.fromkeys(("alexnet", "squeezenet", "googlenet", "vit", "deeplab", "fcn", "lraspp"), 64)
 # Over a gigabyte of weights each; their smaller siblings have the same modules.
 _TOO_LARGE = {"vit_h_14", "regnet_y_128gf"}
-_FAST = {"shufflenet_v2_x0_5", "squeezenet1_1"}
+_FAST = {"squeezenet1_1"}
 # Clips (frames, side) of video models.
 _CLIPS = {"mvit": (16, 224), "s3d": (16, 64)}
 
