@@ -99,7 +99,7 @@ def _tell(result: Result) -> None:
 def print_table(results: list[Result]) -> None:
     """The table by library and mode, and each exception with its cause."""
     table = Table(title="converted against eager autocast, CPU, bfloat16")
-    columns = ("library", "mode", "models", "equal", "wholly in graphs", "operators in graphs")
+    columns = ("library", "mode", "models", "equal", "out of time", "wholly in graphs", "operators in graphs")
     for column in (*columns, "other sizes equal", "without recapture", "capture, median s"):
         table.add_column(column, justify="left" if column in ("library", "mode") else "right")
     groups: dict[tuple[str, str], list[Result]] = defaultdict(list)
@@ -115,19 +115,20 @@ def print_table(results: list[Result]) -> None:
 
 
 def _counts(results: list[Result]) -> list[Result]:
-    return [result for result in results if result.status not in ("eager fails", "build fails")]
+    return [result for result in results if result.status not in ("eager fails", "build fails", "time")]
 
 
 def _row(results: list[Result]) -> list[str]:
     counted = _counts(results)
     equal = [result for result in counted if result.status == "equal"]
-    resized = [result for result in counted if result.sizes not in ("-", "eager fails")]
+    resized = [result for result in counted if result.sizes not in ("-", "eager fails", "time")]
     good = [result for result in resized if result.sizes in ("same program", "recaptured")]
     same = [result for result in good if result.sizes == "same program" and result.inside]
     captures = sorted(result.capture for result in counted)
     return [
         str(len(counted)),
         str(len(equal)),
+        str(sum(result.status == "time" for result in results)),
         str(sum(not result.outside and result.inside > 0 for result in counted)),
         _share(counted),
         f"{len(good)} of {len(resized)}",
