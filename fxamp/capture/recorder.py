@@ -418,7 +418,7 @@ class Recorder:
             raise
         finally:
             self._inside = False
-        node = self.graph.create_node("call_function", function, *nodes, name=function.__name__)
+        node = self.graph.create_node("call_function", function, nodes[0], nodes[1], name=function.__name__)
         node.meta["where"] = where
         self._annotate(node, result)
         self._states.allow(result)

@@ -54,17 +54,17 @@ class _Counter(TorchDispatchMode):
 @contextmanager
 def counted(shares: Shares) -> Iterator[None]:
     """Count into *shares* the operators that are dispatched while this is open."""
-    counter, code = _Counter(shares), fxamp.runtime.program.Program
-    run = code.run
+    counter, module = _Counter(shares), fxamp.runtime.program
+    run = module._run
 
-    def counting(program: Any, *args: Any, **kwargs: Any) -> Any:
+    def counting(*args: Any) -> Any:
         counter.depth += 1
         try:
-            return run(program, *args, **kwargs)
+            return run(*args)
         finally:
             counter.depth -= 1
 
-    with mock.patch.object(code, "run", counting), counter:
+    with mock.patch.object(module, "_run", counting), counter:
         yield
 
 
@@ -72,17 +72,17 @@ def counted(shares: Shares) -> Iterator[None]:
 def timed_captures() -> Iterator[list[float]]:
     """Collect the seconds of each capture, also of those that fail."""
     seconds: list[float] = []
-    runner: Any = fxamp.runtime.runner
-    build = runner.build_program
+    runner: Any = fxamp.runtime.runner.Runner
+    capture = runner._capture
 
     def timed(*args: Any, **kwargs: Any) -> Any:
         start = time.perf_counter()
         try:
-            return build(*args, **kwargs)
+            return capture(*args, **kwargs)
         finally:
             seconds.append(time.perf_counter() - start)
 
-    with mock.patch.object(runner, "build_program", timed):
+    with mock.patch.object(runner, "_capture", timed):
         yield seconds
 
 
