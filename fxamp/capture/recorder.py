@@ -58,7 +58,7 @@ from fxamp.capture.symbols import Opening, SizeNodes
 from fxamp.errors import CaptureError, PolicyError
 from fxamp.ir.blocks import Checkpointed, CustomFunction
 from fxamp.ir.facts import fact_of, is_cacheable_leaf
-from fxamp.ir.operators import is_composite, is_inplace
+from fxamp.ir.operators import is_composite, is_inplace, operator_name
 from fxamp.ir.regions import Region, enter_region, observe_region, run_in_region
 from fxamp.ir.where import where_now
 from fxamp.policy.dispatcher import registered
@@ -80,7 +80,7 @@ _OF_ONE_GRAPH = (
     "_nodes",
     "_alive",
     "_positions",
-    "_tracked",
+    "_order",
     "_latest",
 )
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -149,7 +149,7 @@ class Recorder:
         self._nodes: dict[int, Node] = {}
         self._alive: list[Any] = []
         self._positions: dict[int, int] = {}
-        self._tracked = 0
+        self._order: list[Node] = []
         self.blocks: dict[str, GraphModule] = {}
 
     # --- inputs and outputs -------------------------------------------------------------------------
@@ -168,22 +168,25 @@ class Recorder:
         """Note that the present segment begins with *values*, from which sizes can be read."""
         env: Any = self.fakes.shape_env
         self.opening = Opening(tuple(values), self.opening.symbols, len(env.guards))
-        self._carried.symbols |= set(self.opening.symbols)
+        self._carried.symbols |= self.opening.numbers()
 
     def _lift_number(self, symbol: sympy.Symbol) -> Node | None:
         """An input for a size that an earlier segment, or the graph outside of the block, has read."""
         if self._outside:
             with self._stepped_out():
                 node = self.sizes.node_of(symbol)
-            return None if node is None else self._lift(str(symbol), Outer(node))
-        return self._lift(str(symbol), Number(symbol)) if symbol in self._carried.symbols else None
+            return None if node is None else self._lift(str(symbol), Outer(node), node.meta.get("number"))
+        number = self._carried.symbols.get(symbol)
+        return None if number is None else self._lift(str(symbol), Number(symbol), number)
 
-    def _lift(self, name: str, origin: Origin) -> Node:
+    def _lift(self, name: str, origin: Origin, number: object = None) -> Node:
         """A new input, behind those that there are."""
         place = next((node for node in self.graph.nodes if node.op != "placeholder"), None)
         with self.graph.inserting_before(place) if place is not None else nullcontext():
             node = self.graph.placeholder(name)
         node.meta["fact"] = None
+        if number is not None:
+            node.meta["number"] = number
         self.origins.append(origin)
         return node
 
@@ -203,8 +206,11 @@ class Recorder:
         """End the graph with *outputs*, in the gradient mode it began with."""
         self._hold_latest()
         nodes: Any = map_aggregate(cast("Any", outputs), self._argument)
+        self._end(tuple(nodes))
+
+    def _end(self, outputs: tuple[Any, ...]) -> None:
         self._observe_grad(self.grad_at_entry)
-        self.graph.output(tuple(nodes))
+        self.graph.output(outputs)
 
     def segment(self) -> Captured:
         """The present segment, which has been finished."""
@@ -253,27 +259,31 @@ class Recorder:
         positions = self._pause.expected()
         if positions is None:
             positions = self._positions_of_outputs(needed)
-        outputs = self._at(positions)
-        self.finish(list(outputs))
-        for tensor in outputs:
-            self._carried.add(tensor)
+        nodes = self._at(positions)
+        tensors = {
+            self._positions[key]: tensor for tensor in self._alive if (key := id(tensor)) in self._positions
+        }
+        self._end(tuple(nodes))
+        for position, _ in positions:
+            self._carried.add(tensors.get(position))
         return replace(self.segment(), dropped=dropped, positions=positions)
 
-    def _positions_of_outputs(self, needed: set[int]) -> tuple[int, ...]:
+    def _positions_of_outputs(self, needed: set[int]) -> tuple[tuple[int, str], ...]:
         held = are_held(self._alive, 1)  # the meta of its node
-        found: dict[int, int] = {}
+        found: dict[int, tuple[int, str]] = {}
         for index, alive in enumerate(held):
             tensor = self._alive[index]
             if (alive or id(tensor) in needed) and self._is_made_here(tensor):
-                found[id(tensor)] = self._positions[id(tensor)]
+                position = self._positions[id(tensor)]
+                found[id(tensor)] = (position, operator_name(self._order[position].target))
         return tuple(found.values())
 
-    def _at(self, positions: tuple[int, ...]) -> list[torch.Tensor]:
-        """The tensors that were recorded at *positions*."""
-        made = {self._positions.get(id(tensor), -1): tensor for tensor in self._alive}
-        if not made.keys() >= set(positions):
-            raise CaptureError("forward takes another way when it is recorded again")
-        return [made[position] for position in positions]
+    def _at(self, positions: tuple[tuple[int, str], ...]) -> list[Node]:
+        """The nodes that were recorded at *positions*."""
+        for position, name in positions:
+            if position >= len(self._order) or operator_name(self._order[position].target) != name:
+                raise CaptureError("forward takes another way when it is recorded again")
+        return [self._order[position] for position, _ in positions]
 
     def _is_made_here(self, tensor: torch.Tensor) -> bool:
         node = self._nodes.get(id(tensor))
@@ -322,7 +332,9 @@ class Recorder:
         """End the block; without *outputs* they are the tensors that Python still uses."""
         self._hold_latest()
         if outputs is None:
-            outputs = self._at(self._positions_of_outputs(set()))
+            positions = {position for position, _ in self._positions_of_outputs(set())}
+            outputs = [t for t in self._alive if self._positions.get(id(t)) in positions]
+            outputs = list({id(tensor): tensor for tensor in outputs}.values())
         self.finish(list(outputs))
         with self.unnoted():
             module = GraphModule(dict(self.blocks), self.graph, "Block")
@@ -576,8 +588,8 @@ class Recorder:
     def _track(self, tensor: torch.Tensor, node: Node) -> None:
         self._nodes[id(tensor)] = node
         self._alive.append(tensor)
-        self._positions[id(tensor)] = self._tracked
-        self._tracked += 1
+        self._positions[id(tensor)] = len(self._order)
+        self._order.append(node)
         for size in tensor.shape if tensor.layout == torch.strided else ():
             if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
                 self.sizes.add_sizes_of(node, tensor)

@@ -120,7 +120,8 @@ class Captured:
         rebound: Where the trailing outputs go, one place each.
         operator: The operator whose results the next segment begins with.
         blocks: The graphs of its checkpointed parts, by name.
-        positions: Which tensors of the segment are its outputs, counted as they were recorded.
+        positions: Which tensors of the segment are its outputs, counted as they were recorded, and by
+            which operators.
         reads: The attributes of modules that Python read in it.
         dropped: Which values nobody needs any more once the segment has run.
     """
@@ -138,7 +139,7 @@ class Captured:
     rebound: tuple[Place, ...] = ()
     operator: Recording | None = None
     blocks: dict[str, GraphModule] = field(default_factory=dict)
-    positions: tuple[int, ...] = ()
+    positions: tuple[tuple[int, str], ...] = ()
     reads: tuple[Read, ...] = ()
     dropped: tuple[int, ...] = ()
 
@@ -153,7 +154,7 @@ class Walk(Protocol):
     def begin(self, sizes: Sizes) -> None:
         """A recording starts; a second one is made where symbolic *sizes* were too much for the model."""
 
-    def expected(self) -> tuple[int, ...] | None:
+    def expected(self) -> tuple[tuple[int, str], ...] | None:
         """The outputs of the next segment if it has run already, as :attr:`Captured.positions`."""
 
     def advance(self, segment: Captured) -> tuple[Spec, Sequence[Any]]:
@@ -166,12 +167,12 @@ class Carried:
 
     Attributes:
         tensors: By ``id``, a fake tensor that Python may still use, and its number.
-        symbols: The sizes and numbers that can be read.
+        symbols: The sizes and numbers that can be read, as symbolic numbers.
         count: How many values there are.
     """
 
     tensors: dict[int, tuple[FakeTensor, int]] = field(default_factory=dict)
-    symbols: set[sympy.Symbol] = field(default_factory=set)
+    symbols: dict[sympy.Symbol, Any] = field(default_factory=dict)
     count: int = 0
 
     def add(self, value: object) -> None:

@@ -212,6 +212,18 @@ class Opening:
                 conditions.append(f"{name} == {value}")
         return reads, conditions
 
+    def numbers(self) -> dict[sympy.Symbol, Any]:
+        """By symbol, the symbolic number among the values and their sizes that it is."""
+        found: dict[sympy.Symbol, Any] = {}
+        for fake in self.fakes:
+            candidates: list[Any] = [fake]
+            if isinstance(fake, torch.Tensor):
+                candidates = [*fake.shape, *(fake.stride() if fake.layout == torch.strided else ())]
+            for number in candidates:
+                if isinstance(number, SymbolicNumber) and isinstance(number.node._expr, sympy.Symbol):
+                    found.setdefault(number.node._expr, number)
+        return found
+
     def _numbers(self) -> Iterator[tuple[str, object, bool]]:
         for index, fake in enumerate(self.fakes):
             if isinstance(fake, SymbolicNumber):

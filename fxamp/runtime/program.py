@@ -101,7 +101,7 @@ class Program:
     changed: tuple[int, ...]
     refers: bool
     kept: frozenset[int]
-    positions: tuple[int, ...]
+    positions: tuple[tuple[int, str], ...]
     dropped: tuple[int, ...]
     operator: Operator | None
     _watch: TensorWatch

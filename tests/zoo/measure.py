@@ -13,11 +13,12 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 import fxamp.runtime.program
 import fxamp.runtime.runner
 from fxamp.runtime.amp_module import AmpModule
+from fxamp.runtime.undo import Undo
 
 __all__ = ["Shares", "conditions_of", "counted", "timed_captures"]
 
@@ -55,7 +56,7 @@ class _Counter(TorchDispatchMode):
 def counted(shares: Shares) -> Iterator[None]:
     """Count into *shares* the operators that are dispatched while this is open."""
     counter, module = _Counter(shares), fxamp.runtime.program
-    run = module._run
+    run, save = module._run, Undo.save
 
     def counting(*args: Any) -> Any:
         counter.depth += 1
@@ -64,7 +65,15 @@ def counted(shares: Shares) -> Iterator[None]:
         finally:
             counter.depth -= 1
 
-    with mock.patch.object(module, "_run", counting), counter:
+    def not_counting(*args: Any) -> None:  # copies that are no operators of the model
+        with _disable_current_modes():
+            save(*args)
+
+    with (
+        mock.patch.object(module, "_run", counting),
+        mock.patch.object(Undo, "save", not_counting),
+        counter,
+    ):
         yield
 
 
