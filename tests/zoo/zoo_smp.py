@@ -51,8 +51,7 @@ def _entry(architecture: str, encoder: str, options: dict[str, Any]) -> Entry:
 
     name = "-".join([architecture, encoder, *options])
     build = partial(_build, architecture, encoder, options)
-    fast = architecture == "PSPNet"
-    return Entry(name, "smp", build, lambda _: inputs(2), lambda _: inputs(4), fast=fast)
+    return Entry(name, "smp", build, lambda _: inputs(2), lambda _: inputs(4))
 
 
 def _build(architecture: str, encoder: str, options: dict[str, Any]) -> nn.Module:
