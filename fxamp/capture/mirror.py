@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from fxamp.capture.attribute_reads import Origin
+from fxamp.capture.known_hooks import HOOK_DICTS, INSTALLED, all_known
 from fxamp.capture.sources import Place
 from fxamp.errors import CaptureError
 from fxamp.ir.modules import is_opaque
@@ -94,7 +95,8 @@ class Mirror:
         path = self._paths.get(id(module), "")
         if is_opaque(module):
             raise CaptureError(f"module {path!r} is compiled ({type(module).__name__}): no Python to record")
-        copied = object.__new__(type(module))
+        # eager code may have put a stand-in of its child into a module that it made
+        copied = object.__new__(getattr(type(module), "_stands_for", type(module)))
         self._copies[id(module)] = copied
         self.origins[id(copied)] = Origin(module, self._paths.get(id(module)))
         attributes = {key: self._copy(value) for key, value in module.__dict__.items()}
@@ -137,9 +139,13 @@ class Mirror:
             if name in own:
                 continue
             place = Place(path, kind, name)
+            if name in INSTALLED:
+                continue
             if name not in after or (name not in before and not isinstance(after[name], torch.Tensor)):
                 raise CaptureError(f"forward adds or removes the attribute {place.qualified!r}")
             old, new = before.get(name), after[name]
+            if name in HOOK_DICTS and all_known(new):
+                continue
             if isinstance(new, torch.Tensor) and new is not old:
                 found.append(Rebinding(place, new))
             elif not self._alike(old, new):

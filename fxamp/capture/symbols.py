@@ -294,7 +294,7 @@ def shape_guard(opening: Opening, env: ShapeEnv) -> Guard:
         if symbol in new and bounds.lower.is_finite and bounds.lower > 0:
             conditions.append(f"{symbol} >= {bounds.lower}")
     for guard in env.guards[opening.decided :]:
-        expr = env.replace(guard.expr)  # a symbol may have been found equal to another one
+        expr = guard.expr
         if expr.free_symbols and expr.free_symbols <= set(symbols):
             conditions.append(PythonPrinter().doprint(expr))
     conditions = list(dict.fromkeys(conditions))

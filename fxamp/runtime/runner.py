@@ -320,8 +320,9 @@ class Runner:
         return Sizes.ALL if other_sizes and not fixed else self.options.sizes
 
     def _refuse_hooks(self) -> None:
-        if self._watch is not None and self._watch.hooked():
-            raise CaptureError(f"hooks are registered on {self._watch.where_hooked()}")
+        where = self._watch.where_hooked() if self._watch is not None and self._watch.hooks() else ""
+        if where:
+            raise CaptureError(f"hooks are registered on {where}")
 
     def _is_uninitialized(self) -> bool:
         """Whether a lazy module has not seen its first call, which creates its parameters."""

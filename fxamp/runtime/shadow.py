@@ -78,6 +78,7 @@ def _shadow_class(cls: Any) -> Any:
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
         "__new__": new,
+        "_stands_for": cls,
         "__call__": call,
         "__getattr__": get,
         "_modules": property(modules),

@@ -24,7 +24,7 @@ def signature(spec: Spec, leaves: list[torch.Tensor], region: Region, watch: Mod
         torch.is_inference_mode_enabled(),
         region,
         watch.training() if watch is not None else (),
-        watch.hooked() if watch is not None else False,
+        watch.hooks() if watch is not None else (),
     )
 
 
@@ -92,4 +92,4 @@ class Latest:
         if (torch.is_grad_enabled(), torch.is_inference_mode_enabled()) != self._modes:
             return False
         watch = self._watch
-        return watch is None or (watch.intact() and watch.training() == self._training and not watch.hooked())
+        return watch is None or (watch.intact() and watch.training() == self._training and not watch.hooks())

@@ -16,6 +16,7 @@ from torch import nn
 from torch._C._dynamo.guards import TensorGuards
 from torch.nn.modules import module as nn_module
 
+from fxamp.capture.known_hooks import HOOK_DICTS, all_known
 from fxamp.ir.modules import is_opaque
 
 __all__ = ["ModuleWatch", "Slot", "TensorWatch", "tensor_check"]
@@ -64,18 +65,20 @@ class ModuleWatch:
         flags = tuple(map(getitem, self._attributes, repeat("training")))
         return flags + tuple([module.training for module in self._opaque]) if self._opaque else flags
 
-    def hooked(self) -> bool:
-        """Whether a hook is registered on any module of the tree, or on all modules."""
-        return any(self._hooks) or any(_GLOBAL_HOOKS)
+    def hooks(self) -> tuple[int, ...]:
+        """The hooks that are registered on any module of the tree, or on all modules, by ``id``."""
+        if not (any(self._hooks) or any(_GLOBAL_HOOKS)):
+            return ()
+        return tuple(id(hook) for hooks in (*self._hooks, *_GLOBAL_HOOKS) for hook in hooks.values())
 
     def where_hooked(self) -> str:
-        """Which modules have hooks, for a message."""
+        """Which modules have hooks that are not recorded, for a message; ``""`` if none has."""
         if any(_GLOBAL_HOOKS):
             return "every module (a global hook)"
         paths = [
             path or "the module itself"
             for path, attributes in zip(self._paths, self._attributes, strict=True)
-            if any(attributes[name] for name in _HOOKS)
+            if any(attributes[name] and not _recorded(name, attributes[name]) for name in _HOOKS)
         ]
         return ", ".join(paths)
 
@@ -100,6 +103,10 @@ class ModuleWatch:
             if list(now) != list(before):
                 return f"the modules in {path or 'the model'} have another order"
         return ""
+
+
+def _recorded(name: str, hooks: Mapping[int, object]) -> bool:
+    return name in HOOK_DICTS and all_known(hooks)
 
 
 class TensorWatch:
