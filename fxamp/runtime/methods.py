@@ -65,6 +65,7 @@ def _stand_in_class(cls: Any) -> Any:
         "__doc__": cls.__doc__,
         "__new__": new,
         "__call__": call,
+        "__class__": property(lambda self: cls),
     }
     return type(cls.__name__, (cls,), namespace)
 
