@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import copy
 import gc
-import inspect
-import math
+import re
+import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,15 +42,9 @@ def _fresh_state() -> Iterator[None]:
 
 
 def _reset() -> None:
-    state = pytest.importorskip("accelerate.state") if _has("accelerate") else None
+    state = sys.modules.get("accelerate.state")
     if state is not None:
         state.AcceleratorState._reset_state(reset_partial_state=True)
-
-
-def _has(name: str) -> bool:
-    import importlib.util
-
-    return importlib.util.find_spec(name) is not None
 
 
 def _assert_same_state(one: nn.Module, other: nn.Module) -> None:
@@ -74,7 +69,12 @@ class Sentences(Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         tokens = self.tokens[index]
-        return {"input_ids": tokens, "labels": tokens, "attention_mask": torch.ones_like(tokens), "id": tokens[0]}
+        return {
+            "input_ids": tokens,
+            "labels": tokens,
+            "attention_mask": torch.ones_like(tokens),
+            "id": tokens[0],
+        }
 
 
 def _gpt2() -> Any:
@@ -210,7 +210,7 @@ def _accelerate(model: nn.Module, **options: Any) -> tuple[list[Tensor], list[Te
     for _ in range(3):
         for images, labels in loader:
             with accelerator.accumulate(model):
-                # accelerate makes the plain model's outputs float32; a converted one gives what autocast gives
+                # accelerate makes the plain model's outputs float32; a converted one gives autocast's own
                 loss = functional.cross_entropy(model(images).float(), labels)
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
@@ -338,7 +338,9 @@ def _fit(lit: Any, folder: Path, checkpoint: Path | None = None, **options: Any)
     lightning.seed_everything(4, verbose=False)
     defaults: dict[str, Any] = {"accelerator": "cpu", "max_epochs": 2, "gradient_clip_val": 0.5}
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = lightning.Trainer(**{"enable_checkpointing": False, **defaults, **quiet, **options}, default_root_dir=folder)
+    trainer = lightning.Trainer(
+        **{"enable_checkpointing": False, **defaults, **quiet, **options}, default_root_dir=folder
+    )
     trainer.fit(
         lit,
         DataLoader(_images(), batch_size=4, shuffle=True),
@@ -393,6 +395,39 @@ def test_a_whole_lightning_module_can_be_converted(tmp_path: Path) -> None:
     assert len(ours.losses) == len(theirs.losses) > 10
     assert all(map(equal, ours.losses, theirs.losses))
     _assert_same_state(ours, theirs)
+
+
+# --- the README -------------------------------------------------------------------------------------------
+
+
+def _readme(library: str) -> str:
+    """The snippet of the README that is about *library*."""
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    (snippet,) = (block for block in blocks if block.startswith(f"# {library}"))
+    return str(snippet)
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`:UserWarning")
+@pytest.mark.parametrize("library", ["transformers", "accelerate", "Lightning"])
+def test_the_snippets_of_the_readme_run(library: str, tmp_path: Path) -> None:
+    scope: dict[str, Any] = {"fxamp": fxamp, "torch": torch, "functional": functional}
+    scope["loader"] = DataLoader(_images(8), batch_size=4)
+    model = scope["model"] = _gpt2() if library == "transformers" else _cnn()
+    if library == "transformers":
+        scope["transformers"] = pytest.importorskip("transformers")
+        scope["arguments"], scope["data"] = _arguments(tmp_path, num_train_epochs=1), Sentences(4)
+    elif library == "accelerate":
+        scope["accelerator"] = pytest.importorskip("accelerate").Accelerator(cpu=True)
+        scope["optimizer"] = torch.optim.SGD(model.parameters(), lr=0.1)
+    else:
+        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+        scope["lightning"] = SimpleNamespace(Trainer=partial(_lightning().Trainer, **quiet))
+        scope["lit"] = _lit(model)
+    before = copy.deepcopy(model.state_dict())
+    exec(compile(_readme(library), "README.md", "exec"), scope)
+    changed = [name for name, tensor in model.state_dict().items() if not equal(tensor, before[name])]
+    assert len(changed) > 5
 
 
 # --- batches -----------------------------------------------------------------------------------------------
