@@ -152,9 +152,15 @@ def test_hugging_face_checkpoints_are_the_sources_and_training_goes_on_from_them
 
 def test_hugging_face_evaluation_and_prediction(tmp_path: Path) -> None:
     plain, source = _gpt2(), _gpt2()
-    theirs = _trainer(plain, tmp_path / "theirs", bf16=True, bf16_full_eval=False)
+    theirs = _trainer(plain, tmp_path / "theirs", bf16=True)
     ours = _trainer(fxamp.convert(source, device_type="cpu", dtype=DTYPE), tmp_path / "ours")
     assert ours.label_names == theirs.label_names == ["labels"]
+    for trainer in (ours, theirs):
+        trainer._set_signature_columns_if_needed()
+    assert set(ours._signature_columns) == set(theirs._signature_columns)
+    assert "input_ids" in ours._signature_columns
+    assert ours.model.num_parameters() == plain.num_parameters()
+    assert ours.model.config is source.config
     assert ours.evaluate()["eval_loss"] == theirs.evaluate()["eval_loss"]
     found, expected = ours.predict(Sentences(5)), theirs.predict(Sentences(5))
     assert (found.predictions[0] == expected.predictions[0]).all()
@@ -170,8 +176,7 @@ def test_a_region_of_the_hugging_face_trainer_does_no_harm(tmp_path: Path) -> No
 def test_float16_in_the_hugging_face_trainer_takes_the_scaler_of_the_model(tmp_path: Path) -> None:
     """Accelerate has no float16 on the CPU: the plain model gets its region and torch's scaler by hand.
 
-    On CUDA ``fp16=True`` can stay on, and nothing needs to be handed over.  Where it is off, accelerate does
-    not know that gradients are scaled when it clips them, so ``max_grad_norm=0``.
+    accelerate does not know that gradients are scaled when it clips them, so ``max_grad_norm=0``.
     """
     plain, source = _gpt2(), _gpt2()
     theirs = _trainer(plain, tmp_path / "theirs", max_grad_norm=0.0)
@@ -389,6 +394,7 @@ def test_lightning_takes_the_scaler_of_a_float16_model(tmp_path: Path) -> None:
 
 
 def test_a_whole_lightning_module_can_be_converted(tmp_path: Path) -> None:
+    """Its ``training_step`` runs eagerly in a region: exact, but nothing is captured."""
     theirs, ours = _lit(_cnn()), _lit(_cnn())
     _fit(theirs, tmp_path, precision="bf16-mixed")
     _fit(fxamp.convert(ours, device_type="cpu", dtype=DTYPE), tmp_path)
