@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import (
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
+from fxamp.ir.blocks import is_opaque_call
 from fxamp.ir.facts import Fact, example_size, fact_of
 from fxamp.ir.regions import no_autocast, run_in_region
 from fxamp.passes.base import Pass
@@ -82,6 +83,8 @@ def _run(graph: Graph, mode: FakeTensorMode, see: Callable[[Node, object], None]
 def _value(node: Node, values: dict[Node, Any], *, sized: bool) -> object:
     if node.op in ("placeholder", "get_attr"):
         return fresh_fake(node, sized=sized)
+    if is_opaque_call(node):
+        return _fresh_results(node.meta["val"], sized=sized)
     args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
     assert callable(node.target)
     value = node.target(*args, **kwargs)
@@ -116,6 +119,20 @@ def fresh_fake(node: Node, *, sized: bool) -> object:
         return fake
     with torch.enable_grad():
         return fake.clone()
+
+
+def _fresh_results(value: Any, *, sized: bool) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_fresh_results(item, sized=sized) for item in value]
+    return _fresh_result(value, sized=sized) if isinstance(value, torch.Tensor) else value
+
+
+def _fresh_result(value: torch.Tensor, *, sized: bool) -> torch.Tensor:
+    fake = _of_example_size(value) if sized else value.detach()
+    if not value.requires_grad:
+        return fake
+    with torch.enable_grad():
+        return fake.requires_grad_().clone()
 
 
 def _of_example_size(value: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from fxamp.capture.attribute_reads import AttributeReads
+from fxamp.capture.checkpoints import checkpoints_recorded
 from fxamp.capture.dynamic_shapes import symbolic_sizes
+from fxamp.capture.functions import functions_recorded
 from fxamp.capture.interlude import Interlude
 from fxamp.capture.mirror import Mirror
 from fxamp.capture.pause import Pause
@@ -153,7 +155,7 @@ def _record(
         mirror = Mirror(function, recorder.modules.append, lambda: _pop(recorder.modules))
         function = mirror.root
     reads = AttributeReads(mirror.origins if mirror else {})
-    recorder.new_reads = reads.new
+    recorder.new_reads, recorder.unnoted = reads.new, reads.suspended
     randomness = RandomnessRefused(recorder.refuse)
     interlude.suspend += [randomness.suspended, reads.suspended]
     faked = [fake_input(recorder.fakes, leaf, sizes) for leaf, sizes in zip(leaves, symbolic, strict=True)]
@@ -168,6 +170,8 @@ def _record(
             randomness,
             torchscript_refused(recorder.refuse),
             tracer_unseen(),
+            functions_recorded(recorder),
+            checkpoints_recorded(recorder),
             reads.noted(),
             _kept_as_they_are(strangers((args, kwargs))),
             recording(recorder, recorder.region),

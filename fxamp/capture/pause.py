@@ -34,7 +34,7 @@ class Pause:
     fixed: bool
     _truths: int = 0
 
-    def expected(self) -> tuple[int, ...] | None:
+    def expected(self) -> tuple[tuple[int, str], ...] | None:
         """See :meth:`Walk.expected`."""
         return self.walk.expected()
 

@@ -13,7 +13,8 @@ functorch transforms, gradients taken inside ``forward``.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, cast
 
@@ -27,9 +28,11 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.checkpoint import detach_variable
 from torch.utils.weak import TensorWeakRef
 
 from fxamp.capture.attribute_reads import Read
@@ -38,11 +41,13 @@ from fxamp.capture.pause import Pause
 from fxamp.capture.recording_mode import RecordingMode
 from fxamp.capture.refused_states import RefusedStates
 from fxamp.capture.segments import (
+    Block,
     Captured,
     Carried,
     NeedsValuesError,
     Number,
     Origin,
+    Outer,
     Recording,
     Value,
     are_held,
@@ -51,8 +56,9 @@ from fxamp.capture.sources import Constant, Source
 from fxamp.capture.structure import unflatten
 from fxamp.capture.symbols import Opening, SizeNodes
 from fxamp.errors import CaptureError, PolicyError
+from fxamp.ir.blocks import Checkpointed, CustomFunction
 from fxamp.ir.facts import fact_of, is_cacheable_leaf
-from fxamp.ir.operators import is_composite, is_inplace
+from fxamp.ir.operators import is_composite, is_inplace, operator_name
 from fxamp.ir.regions import Region, enter_region, observe_region, run_in_region
 from fxamp.ir.where import where_now
 from fxamp.policy.dispatcher import registered
@@ -61,6 +67,22 @@ from fxamp.policy.reentrant import REENTRANT
 __all__ = ["Recorder", "RecordingMode", "set_grad_enabled"]
 
 set_grad_enabled = torch._C._set_grad_enabled
+# What a recorder holds of one graph; a block has its own for as long as it is recorded.
+_OF_ONE_GRAPH = (
+    "graph",
+    "sizes",
+    "sources",
+    "origins",
+    "blocks",
+    "grad",
+    "_region",
+    "_region_at_entry",
+    "_nodes",
+    "_alive",
+    "_positions",
+    "_order",
+    "_latest",
+)
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _TENSOR_CLASSES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _LIFTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
@@ -86,6 +108,7 @@ class Recorder:
         sources: The origin of each ``get_attr`` node in it.
         origins: What each of its inputs is.
         modules: The module paths that are being called, innermost last.
+        unnoted: Makes a context for reads that are not the model's.
         new_reads: Gives the attributes of modules that Python has read since it was asked before.
     """
 
@@ -102,6 +125,7 @@ class Recorder:
         self._region = region
         self._pause = pause
         self._carried = Carried()
+        self.unnoted: Callable[[], AbstractContextManager[object]] = nullcontext
         self.new_reads: Callable[[], tuple[Read, ...]] = tuple
         self.opening = Opening(())
         self.modules: list[str] = [""]
@@ -111,10 +135,12 @@ class Recorder:
         self._latest: tuple[Node, int, TensorWeakRef] | None = None
         self._fake_of: dict[int, torch.Tensor] = {}
         self._real_of: dict[int, torch.Tensor] = {}
+        self._outside: list[dict[str, Any]] = []
+        self._inside = False
         self._open()
 
     def _open(self) -> None:
-        """Begin a segment."""
+        """Begin a segment, or a block."""
         self.graph = Graph()
         self.sizes = SizeNodes(self.graph, self._lift_number)
         self.sources: dict[Node, Source] = {}
@@ -123,7 +149,8 @@ class Recorder:
         self._nodes: dict[int, Node] = {}
         self._alive: list[Any] = []
         self._positions: dict[int, int] = {}
-        self._tracked = 0
+        self._order: list[Node] = []
+        self.blocks: dict[str, GraphModule] = {}
 
     # --- inputs and outputs -------------------------------------------------------------------------
 
@@ -141,18 +168,25 @@ class Recorder:
         """Note that the present segment begins with *values*, from which sizes can be read."""
         env: Any = self.fakes.shape_env
         self.opening = Opening(tuple(values), self.opening.symbols, len(env.guards))
-        self._carried.symbols |= set(self.opening.symbols)
+        self._carried.symbols |= self.opening.numbers()
 
     def _lift_number(self, symbol: sympy.Symbol) -> Node | None:
-        """An input for a size that an earlier segment has read."""
-        return self._lift(str(symbol), Number(symbol)) if symbol in self._carried.symbols else None
+        """An input for a size that an earlier segment, or the graph outside of the block, has read."""
+        if self._outside:
+            with self._stepped_out():
+                node = self.sizes.node_of(symbol)
+            return None if node is None else self._lift(str(symbol), Outer(node), node.meta.get("number"))
+        number = self._carried.symbols.get(symbol)
+        return None if number is None else self._lift(str(symbol), Number(symbol), number)
 
-    def _lift(self, name: str, origin: Origin) -> Node:
+    def _lift(self, name: str, origin: Origin, number: object = None) -> Node:
         """A new input, behind those that there are."""
         place = next((node for node in self.graph.nodes if node.op != "placeholder"), None)
-        with self.graph.inserting_before(place):
+        with self.graph.inserting_before(place) if place is not None else nullcontext():
             node = self.graph.placeholder(name)
         node.meta["fact"] = None
+        if number is not None:
+            node.meta["number"] = number
         self.origins.append(origin)
         return node
 
@@ -172,8 +206,11 @@ class Recorder:
         """End the graph with *outputs*, in the gradient mode it began with."""
         self._hold_latest()
         nodes: Any = map_aggregate(cast("Any", outputs), self._argument)
+        self._end(tuple(nodes))
+
+    def _end(self, outputs: tuple[Any, ...]) -> None:
         self._observe_grad(self.grad_at_entry)
-        self.graph.output(tuple(nodes))
+        self.graph.output(outputs)
 
     def segment(self) -> Captured:
         """The present segment, which has been finished."""
@@ -188,6 +225,7 @@ class Recorder:
             opening=self.opening,
             grad=self.grad_at_entry,
             reads=self.new_reads(),
+            blocks=self.blocks,
         )
 
     # --- segments -----------------------------------------------------------------------------------
@@ -197,6 +235,8 @@ class Recorder:
     ) -> object:
         """End the segment with a call of *func* for real; its results begin the next one."""
         pause = self._pause
+        if self._outside and pause is not None:
+            raise CaptureError(f"a checkpointed function reads values of tensors ({func.name()})")
         if pause is None:
             raise NeedsValuesError(f"{func.name()} needs values of tensors: {error}") from error
         tensors = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
@@ -219,27 +259,31 @@ class Recorder:
         positions = self._pause.expected()
         if positions is None:
             positions = self._positions_of_outputs(needed)
-        outputs = self._at(positions)
-        self.finish(list(outputs))
-        for tensor in outputs:
-            self._carried.add(tensor)
+        nodes = self._at(positions)
+        tensors = {
+            self._positions[key]: tensor for tensor in self._alive if (key := id(tensor)) in self._positions
+        }
+        self._end(tuple(nodes))
+        for position, _ in positions:
+            self._carried.add(tensors.get(position))
         return replace(self.segment(), dropped=dropped, positions=positions)
 
-    def _positions_of_outputs(self, needed: set[int]) -> tuple[int, ...]:
+    def _positions_of_outputs(self, needed: set[int]) -> tuple[tuple[int, str], ...]:
         held = are_held(self._alive, 1)  # the meta of its node
-        found: dict[int, int] = {}
+        found: dict[int, tuple[int, str]] = {}
         for index, alive in enumerate(held):
             tensor = self._alive[index]
             if (alive or id(tensor) in needed) and self._is_made_here(tensor):
-                found[id(tensor)] = self._positions[id(tensor)]
+                position = self._positions[id(tensor)]
+                found[id(tensor)] = (position, operator_name(self._order[position].target))
         return tuple(found.values())
 
-    def _at(self, positions: tuple[int, ...]) -> list[torch.Tensor]:
-        """The tensors that were recorded at *positions*."""
-        made = {self._positions.get(id(tensor), -1): tensor for tensor in self._alive}
-        if not made.keys() >= set(positions):
-            raise CaptureError("forward takes another way when it is recorded again")
-        return [made[position] for position in positions]
+    def _at(self, positions: tuple[tuple[int, str], ...]) -> list[Node]:
+        """The nodes that were recorded at *positions*."""
+        for position, name in positions:
+            if position >= len(self._order) or operator_name(self._order[position].target) != name:
+                raise CaptureError("forward takes another way when it is recorded again")
+        return [self._order[position] for position, _ in positions]
 
     def _is_made_here(self, tensor: torch.Tensor) -> bool:
         node = self._nodes.get(id(tensor))
@@ -262,6 +306,151 @@ class Recorder:
         self._observe_grad(self.grad_at_entry)
         self.graph.output((node,))
         return Recording(self.graph, self.sources, tuple(self.origins)), node
+
+    # --- blocks -------------------------------------------------------------------------------------
+
+    def enter_block(self, inputs: Iterable[tuple[torch.Tensor, torch.Tensor]] = ()) -> None:
+        """What is recorded from here on goes into a graph of its own.
+
+        Args:
+            inputs: Tensors of the block that stand for tensors outside.
+        """
+        self._hold_latest()
+        pairs = [(inner, self._node_of_tensor(outer)) for inner, outer in inputs]
+        self._outside.append({name: vars(self)[name] for name in _OF_ONE_GRAPH})
+        first = self._outside[0]
+        self._region, self.grad = first["_region_at_entry"], self.grad_at_entry
+        self._open()
+        for inner, node in pairs:
+            self._lift_tensor(node.name, inner, Outer(node), inner)
+
+    def abandon_block(self) -> None:
+        """Forget the block."""
+        vars(self).update(self._outside.pop())
+
+    def leave_block(self, outputs: list[torch.Tensor] | None) -> Block:
+        """End the block; without *outputs* they are the tensors that Python still uses."""
+        self._hold_latest()
+        if outputs is None:
+            positions = {position for position, _ in self._positions_of_outputs(set())}
+            outputs = [t for t in self._alive if self._positions.get(id(t)) in positions]
+            outputs = list({id(tensor): tensor for tensor in outputs}.values())
+        self.finish(list(outputs))
+        with self.unnoted():
+            module = GraphModule(dict(self.blocks), self.graph, "Block")
+        block = Block(
+            module,
+            tuple(origin.node for origin in self.origins if isinstance(origin, Outer)),
+            tuple(outputs),
+        )
+        self.abandon_block()
+        return block
+
+    def add_blocks(
+        self,
+        first: Block,
+        again: Block,
+        options: dict[str, Any],
+        operands: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+    ) -> None:
+        """Record a checkpoint of *first*, whose *outputs* go on; *again* is how it runs once more."""
+        where = where_now(self.modules[-1])
+        self._observe_modes()
+        given = [self._node_of_tensor(operand) for operand in operands]
+        own = [node for block in (first, again) for node in block.inputs if node not in given]
+        closure = list(dict.fromkeys(own))
+        places = {node: place for place, node in reversed(list(enumerate((*given, *closure))))}
+        inputs = [tuple(places[node] for node in block.inputs) for block in (first, again)]
+        graphs = [self._add_graph(block.module) for block in (first, again)]
+        target = Checkpointed(inputs[0], inputs[1], tuple(options.items()))
+        node = self.graph.call_function(target, (*graphs, tuple(given), tuple(closure)))
+        node.meta.update(where=where, fact=fact_of(list(outputs)), val=list(outputs))
+        self._track_items(None, node, list(outputs))
+
+    def _add_graph(self, module: GraphModule) -> Node:
+        known = [name for name, other in self.blocks.items() if other is module]
+        name = known[0] if known else f"block_{len(self.blocks)}"
+        self.blocks[name] = module
+        node = self.graph.get_attr(name)
+        node.meta.update(fact=None, block=True)
+        return node
+
+    def detached(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """*tensors* as a reentrant checkpoint runs its function on them again."""
+        with _disable_current_modes(), self.fakes, torch.enable_grad():
+            return list(detach_variable(tuple(self._fake_tensor(tensor) for tensor in tensors)))
+
+    def like_results(self, tensors: Sequence[torch.Tensor], *, needs_grad: bool) -> list[torch.Tensor]:
+        """New tensors like *tensors*, as an ``autograd.Function`` gives them."""
+        with _disable_current_modes(), self.fakes, torch.enable_grad():
+            plain = [tensor.detach() for tensor in tensors]
+            return [
+                tensor.requires_grad_().clone() if needs_grad and tensor.is_floating_point() else tensor
+                for tensor in plain
+            ]
+
+    @contextmanager
+    def _stepped_out(self) -> Iterator[None]:
+        """Record into the graph outside of the block for a moment."""
+        inside = {name: vars(self)[name] for name in _OF_ONE_GRAPH}
+        vars(self).update(self._outside.pop())
+        try:
+            yield
+        finally:
+            self._outside.append({name: vars(self)[name] for name in _OF_ONE_GRAPH})
+            vars(self).update(inside)
+
+    # --- custom functions ---------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything is being recorded: not inside of a node."""
+        return not self._inside
+
+    def record_function(
+        self,
+        function: CustomFunction,
+        plain: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Record a call of *function*, which *plain* does; give its fake results."""
+        self._hold_latest()
+        where = where_now(self.modules[-1])
+        self._states.check_context()
+        self._observe_modes()
+        nodes: Any = map_aggregate((args, kwargs), self._argument)
+        self._inside = True
+        try:
+            with _disable_current_modes(), self.fakes, function.region.context():
+                result = plain(*self._fake(args), **self._fake(kwargs))
+        except Exception as error:
+            self.refuse(CaptureError(f"{function.__name__} does not run on fake tensors: {error}"))
+            raise
+        finally:
+            self._inside = False
+        node = self.graph.create_node("call_function", function, nodes[0], nodes[1], name=function.__name__)
+        node.meta["where"] = where
+        self._annotate(node, result)
+        self._states.allow(result)
+        return self._track_function(node, result)
+
+    def region_now(self) -> Region:
+        """The state of autocast."""
+        return observe_region(self.region.device_type)
+
+    def _track_function(self, node: Node, result: Any) -> Any:
+        if isinstance(result, torch.Tensor):
+            self._track(result, node)
+            return result
+        for index, item in enumerate(result if isinstance(result, tuple) else ()):
+            if isinstance(item, torch.Tensor):
+                part = self.graph.call_function(operator.getitem, (node, index))
+                part.meta["where"] = node.meta["where"]
+                self._annotate(part, item)
+                self._track(item, part)
+        return result
 
     # --- operators ----------------------------------------------------------------------------------
 
@@ -363,15 +552,16 @@ class Recorder:
             self._states.check_history(value)
         return self.node_of(value)
 
-    def _track_result(self, func: OpOverload, node: Node, result: Any) -> Any:
+    def _track_result(self, func: OpOverload | None, node: Node, result: Any) -> Any:
         if isinstance(result, torch.Tensor):
             real = self._real_of.get(id(result))
             if real is not None:  # the operator gave back its argument, a real one
-                if is_inplace(func):
+                if func is not None and is_inplace(func):
                     node.meta["fact"] = fact_of(result)
                 return real
             returns_argument = id(result) in self._nodes
-            if not returns_argument or (is_inplace(func) and not is_cacheable_leaf(result)):
+            inplace = func is not None and is_inplace(func)
+            if not returns_argument or (inplace and not is_cacheable_leaf(result)):
                 self._track(result, node)  # else it is one node still, of which eager may keep a cast
         elif isinstance(result, _SYMBOLIC):
             self.sizes.bind(result, node)
@@ -379,7 +569,7 @@ class Recorder:
             return self._track_items(func, node, result)
         return result
 
-    def _track_items(self, func: OpOverload, node: Node, result: Any) -> Any:
+    def _track_items(self, func: OpOverload | None, node: Node, result: Any) -> Any:
         items = []
         for index, item in enumerate(result):
             if not isinstance(item, (torch.Tensor, list, tuple, *_SYMBOLIC)):
@@ -398,8 +588,8 @@ class Recorder:
     def _track(self, tensor: torch.Tensor, node: Node) -> None:
         self._nodes[id(tensor)] = node
         self._alive.append(tensor)
-        self._positions[id(tensor)] = self._tracked
-        self._tracked += 1
+        self._positions[id(tensor)] = len(self._order)
+        self._order.append(node)
         for size in tensor.shape if tensor.layout == torch.strided else ():
             if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
                 self.sizes.add_sizes_of(node, tensor)
@@ -437,8 +627,13 @@ class Recorder:
         node = self._nodes.get(id(tensor))
         if node is not None:
             return node
+        if self._outside:
+            with self._stepped_out():
+                outer = self._node_of_tensor(tensor)
+            return self._lift_tensor(outer.name, outer.meta.get("val", tensor), Outer(outer), tensor)
         if id(tensor) in self._carried.tensors:
-            return self._lift_tensor(*self._carried.tensors[id(tensor)])
+            fake, index = self._carried.tensors[id(tensor)]
+            return self._lift_tensor(f"value_{index}", fake, Value(index), fake)
         if isinstance(tensor, FakeTensor):
             raise CaptureError(
                 f"a tensor of dtype {tensor.dtype} and shape {tuple(tensor.shape)} was made out of the "
@@ -452,11 +647,12 @@ class Recorder:
         self._annotate(node, self._fake_tensor(tensor))
         return node
 
-    def _lift_tensor(self, fake: torch.Tensor, index: int) -> Node:
-        node = self._lift(f"value_{index}", Value(index))
+    def _lift_tensor(self, name: str, fake: torch.Tensor, origin: Origin, tensor: torch.Tensor) -> Node:
+        """A new input for *tensor*, which is *fake* or real."""
+        node = self._lift(name, origin)
         self._annotate(node, fake)
-        self._nodes[id(fake)] = node
-        self._alive.append(fake)
+        self._nodes[id(tensor)] = node
+        self._alive.append(tensor)
         return node
 
     def _name_of(self, source: Source) -> str:

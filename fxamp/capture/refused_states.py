@@ -25,6 +25,12 @@ class RefusedStates:
 
     _inference: bool = field(default_factory=torch.is_inference_mode_enabled)
     _hooks: object = field(default_factory=saved_tensors_hooks)
+    _allowed: set[Any] = field(default_factory=set)
+
+    def allow(self, results: Any) -> None:
+        """The custom functions that gave *results* are recorded."""
+        tensors = results if isinstance(results, tuple) else (results,)
+        self._allowed |= {tensor.grad_fn for tensor in tensors if isinstance(tensor, torch.Tensor)}
 
     @property
     def inference(self) -> bool:
@@ -48,7 +54,7 @@ class RefusedStates:
             raise CaptureError("a hook is registered on a tensor inside forward")
         if not tensor.requires_grad or tensor.grad_fn is None:
             return
-        if isinstance(tensor.grad_fn, BackwardCFunction):
+        if isinstance(tensor.grad_fn, BackwardCFunction) and tensor.grad_fn not in self._allowed:
             name = type(tensor.grad_fn).__name__.removesuffix("Backward")
             raise CaptureError(f"the custom autograd.Function {name} takes part in the gradient")
         if tensor.retains_grad:

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeAlias
 import sympy
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fxamp.capture.attribute_reads import Read
@@ -33,6 +33,7 @@ __all__ = [
     "NeedsValuesError",
     "Number",
     "Origin",
+    "Outer",
     "Recording",
     "Value",
     "Walk",
@@ -58,7 +59,29 @@ class Number:
     symbol: sympy.Symbol
 
 
-Origin: TypeAlias = "Value | Number"
+@dataclass(frozen=True)
+class Outer:
+    """An input of a block: a node of the graph that the block is in."""
+
+    node: Node
+
+
+Origin: TypeAlias = "Value | Number | Outer"
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of a call in a graph of its own.
+
+    Attributes:
+        module: The graph.
+        inputs: The nodes outside that its inputs stand for.
+        outputs: The fake tensors that it gives.
+    """
+
+    module: GraphModule
+    inputs: tuple[Node, ...]
+    outputs: tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -96,7 +119,9 @@ class Captured:
             pair of the model's result and of what they hold.
         rebound: Where the trailing outputs go, one place each.
         operator: The operator whose results the next segment begins with.
-        positions: Which tensors of the segment are its outputs, counted as they were recorded.
+        blocks: The graphs of its checkpointed parts, by name.
+        positions: Which tensors of the segment are its outputs, counted as they were recorded, and by
+            which operators.
         reads: The attributes of modules that Python read in it.
         dropped: Which values nobody needs any more once the segment has run.
     """
@@ -113,7 +138,8 @@ class Captured:
     changed: tuple[int, ...] = ()
     rebound: tuple[Place, ...] = ()
     operator: Recording | None = None
-    positions: tuple[int, ...] = ()
+    blocks: dict[str, GraphModule] = field(default_factory=dict)
+    positions: tuple[tuple[int, str], ...] = ()
     reads: tuple[Read, ...] = ()
     dropped: tuple[int, ...] = ()
 
@@ -128,7 +154,7 @@ class Walk(Protocol):
     def begin(self, sizes: Sizes) -> None:
         """A recording starts; a second one is made where symbolic *sizes* were too much for the model."""
 
-    def expected(self) -> tuple[int, ...] | None:
+    def expected(self) -> tuple[tuple[int, str], ...] | None:
         """The outputs of the next segment if it has run already, as :attr:`Captured.positions`."""
 
     def advance(self, segment: Captured) -> tuple[Spec, Sequence[Any]]:
@@ -141,12 +167,12 @@ class Carried:
 
     Attributes:
         tensors: By ``id``, a fake tensor that Python may still use, and its number.
-        symbols: The sizes and numbers that can be read.
+        symbols: The sizes and numbers that can be read, as symbolic numbers.
         count: How many values there are.
     """
 
     tensors: dict[int, tuple[FakeTensor, int]] = field(default_factory=dict)
-    symbols: set[sympy.Symbol] = field(default_factory=set)
+    symbols: dict[sympy.Symbol, Any] = field(default_factory=dict)
     count: int = 0
 
     def add(self, value: object) -> None:

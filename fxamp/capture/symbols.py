@@ -145,6 +145,16 @@ class SizeNodes:
         if isinstance(expr, sympy.Symbol):
             self.symbols.setdefault(expr, node)
 
+    def node_of(self, symbol: sympy.Symbol) -> Node | None:
+        """The node of *symbol*, if anything has it."""
+        if symbol not in self.symbols:
+            node = self.lift(symbol)
+            if node is None:
+                return None
+            self.symbols[symbol] = node
+            node.meta["symbol"] = symbol
+        return self.symbols[symbol]
+
     def node_for(self, number: SymbolicNumber) -> object:
         """The node, or the plain number, that *number* is; writes the arithmetic if it is new."""
         expr = number.node.expr
@@ -157,11 +167,8 @@ class SizeNodes:
 
     def _write(self, expr: sympy.Basic) -> Node:
         tracer = _SizeTracer(self.graph)
-        for symbol in sorted(expr.free_symbols - self.symbols.keys(), key=str):
-            node = self.lift(symbol)
-            if node is not None:
-                self.symbols[symbol] = node
-                node.meta["symbol"] = symbol
+        for symbol in sorted(expr.free_symbols, key=str):
+            self.node_of(symbol)
         known = {symbol: Proxy(node, tracer) for symbol, node in self.symbols.items()}
         missing = expr.free_symbols - known.keys()
         if missing:
@@ -204,6 +211,18 @@ class Opening:
             elif is_size:
                 conditions.append(f"{name} == {value}")
         return reads, conditions
+
+    def numbers(self) -> dict[sympy.Symbol, Any]:
+        """By symbol, the symbolic number among the values and their sizes that it is."""
+        found: dict[sympy.Symbol, Any] = {}
+        for fake in self.fakes:
+            candidates: list[Any] = [fake]
+            if isinstance(fake, torch.Tensor):
+                candidates = [*fake.shape, *(fake.stride() if fake.layout == torch.strided else ())]
+            for number in candidates:
+                if isinstance(number, SymbolicNumber) and isinstance(number.node._expr, sympy.Symbol):
+                    found.setdefault(number.node._expr, number)
+        return found
 
     def _numbers(self) -> Iterator[tuple[str, object, bool]]:
         for index, fake in enumerate(self.fakes):

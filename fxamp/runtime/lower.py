@@ -18,7 +18,9 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from fxamp.capture.recorder import set_grad_enabled
+from fxamp.ir.blocks import is_block, is_source
 from fxamp.ir.operators import TO_DTYPE
+from fxamp.runtime.cast_scope import cast_scope
 from fxamp.runtime.direct_call import direct_call
 
 __all__ = ["FlatCode", "lower"]
@@ -72,12 +74,14 @@ class _Writer:
         for node in self.graph.nodes:
             self.names[node] = f"{node.name}_" if keyword.iskeyword(node.name) else node.name
         inputs = [self.names[n] for n in self.graph.nodes if n.op == "placeholder"]
-        tensors = [self.names[n] for n in self.graph.nodes if n.op == "get_attr"]
+        tensors = [self.names[n] for n in self.graph.nodes if is_source(n)]
         for node in self.graph.nodes:
             if node.op in ("placeholder", "get_attr"):
+                if is_block(node):
+                    self.names[node] = self._block(node)
                 continue
             self.lines.append(self._statement(node))
-            dead = [self.names[used] for used in last_uses.get(node, ())]
+            dead = [self.names[used] for used in last_uses.get(node, ()) if not is_block(used)]
             if dead and node.op != "output":
                 self.lines.append(f"del {', '.join(dead)}")
         arguments = ((inputs, "inputs"), (tensors, "tensors"))
@@ -114,6 +118,17 @@ class _Writer:
         values = [self._text(arg) for arg in node.args]
         values += [f"{key}={self._text(value)}" for key, value in node.kwargs.items()]
         return f"{self._function(node)}({', '.join(values)})"
+
+    def _block(self, node: Node) -> str:
+        """The name of the function that runs a block, on whose casts the blocks and the graph agree."""
+        module: Any = self.graph.owning_module
+        code = lower(getattr(module, str(node.target)).graph, self.keep_cast)
+
+        def block(*inputs: Any) -> Any:
+            with cast_scope():
+                return code.run(inputs, ())
+
+        return self._constant(block, str(node.target))
 
     def _cast(self, node: Node) -> str:
         value, dtype = node.args

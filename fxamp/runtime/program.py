@@ -16,14 +16,17 @@ from torch._C import _DisableAutocast, _is_any_autocast_enabled
 from torch.fx import Graph, GraphModule, Node
 
 from fxamp.capture.capture import plain_saved_tensors
-from fxamp.capture.segments import Captured, Origin, Value
+from fxamp.capture.segments import Captured, Number, Origin, Outer
 from fxamp.capture.sources import Constant, Place, Source
 from fxamp.capture.structure import Spec, mutable_objects, set_contents, unflatten
 from fxamp.capture.symbols import Guard, Sizes, shape_guard
+from fxamp.ir.blocks import Checkpointed, is_source
 from fxamp.passes import build_pipeline, run_passes
 from fxamp.passes.base import graphs_of
 from fxamp.policy import Policy
 from fxamp.runtime.attribute_watch import AttributeWatch
+from fxamp.runtime.cast_scope import cast_scope
+from fxamp.runtime.cast_scope import keep_cast as keep
 from fxamp.runtime.lower import FlatCode, lower
 from fxamp.runtime.watch import Slot, TensorWatch
 
@@ -85,6 +88,7 @@ class Program:
         positions: See :class:`~fxamp.capture.segments.Captured`.
         dropped: Likewise.
         operator: What ends the segment if it is not the last.
+        scoped: Whether it shares casts with its blocks, in a cast scope.
         branches: The programs that go on from there.
     """
 
@@ -97,13 +101,14 @@ class Program:
     changed: tuple[int, ...]
     refers: bool
     kept: frozenset[int]
-    positions: tuple[int, ...]
+    positions: tuple[tuple[int, str], ...]
     dropped: tuple[int, ...]
     operator: Operator | None
     _watch: TensorWatch
     _attributes: AttributeWatch
     _write_back: tuple[Slot, ...]
     _single: bool = field(default=False)
+    scoped: bool = False
     branches: list[Branch] = field(default_factory=list)
 
     def tensors(self) -> list[torch.Tensor] | None:
@@ -122,7 +127,11 @@ class Program:
             tensors: What :meth:`tensors` gave.
             call: ``(args, kwargs)`` of the call.
         """
-        outputs = self.outputs(leaves, tensors)
+        if self.scoped:
+            with cast_scope():
+                outputs = self.outputs(leaves, tensors)
+        else:
+            outputs = self.outputs(leaves, tensors)
         if self._single:
             return outputs[0]
         if self._write_back:
@@ -180,11 +189,11 @@ def build_program(
         InvariantError: A pass is at fault.
     """
     root = function if isinstance(function, nn.Module) else nn.Module()
-    module = _graph_module(captured.graph, captured.sources, root)
+    module = _graph_module(captured.graph, captured.sources, root, captured.blocks)
     with plain_saved_tensors():
         run_passes(module, build_pipeline(captured, policy))
     slots = _slots(module.graph, captured.sources, root)
-    code = lower(module.graph, keep_cast)
+    code = lower(module.graph, keep if captured.blocks else keep_cast)
     operator = _operator(captured, root)
     _forget_fakes(module)
     module.recompile()
@@ -205,6 +214,7 @@ def build_program(
         _attributes=AttributeWatch(captured.reads, slots),
         _write_back=tuple((place.slot(root), place.name) for place in captured.rebound),
         _single=captured.result == ("leaf",) and not captured.rebound,
+        scoped=bool(captured.blocks),
     )
 
 
@@ -228,18 +238,25 @@ def _operator(captured: Captured, root: nn.Module) -> Operator | None:
 
 def _inputs(origins: Sequence[Origin], captured: Captured) -> Inputs:
     numbers = captured.opening.symbols
-    return tuple(
-        (False, origin.index) if isinstance(origin, Value) else (True, numbers.index(origin.symbol))
-        for origin in origins
-    )
+    found: list[tuple[bool, int]] = []
+    for origin in origins:
+        assert not isinstance(origin, Outer), "only a block has inputs from outside of it"
+        is_number = isinstance(origin, Number)
+        found.append(
+            (is_number, numbers.index(origin.symbol) if isinstance(origin, Number) else origin.index)
+        )
+    return tuple(found)
 
 
 def _slots(graph: Graph, sources: dict[Node, Source], root: nn.Module) -> list[Slot]:
-    return [_slot(sources[node], root) for node in graph.nodes if node.op == "get_attr"]
+    return [_slot(sources[node], root) for node in graph.nodes if is_source(node)]
 
 
 def _kept(captured: Captured, module: GraphModule, root: nn.Module) -> frozenset[int]:
     casts = [node.args[0] for node in module.graph.nodes if node.meta.get("kept")]
+    for node in module.graph.nodes:
+        if isinstance(node.target, Checkpointed):
+            casts += node.all_input_nodes
     slots = [_slot(captured.sources[node], root) for node in casts if node in captured.sources]
     return frozenset(id(holder[name]) for holder, name in slots)
 
@@ -258,9 +275,15 @@ def _slot(source: Place | Constant, root: nn.Module) -> Slot:
     return source.slot(root), source.name
 
 
-def _graph_module(graph: Graph, sources: dict[Node, Source], root: nn.Module) -> GraphModule:
+def _graph_module(
+    graph: Graph,
+    sources: dict[Node, Source],
+    root: nn.Module,
+    blocks: dict[str, GraphModule] | None = None,
+) -> GraphModule:
     """The recorded graph with the model's own tensors as attributes, under their own names."""
     attributes: dict[str, Any] = {}
+    attributes |= blocks or {}
     for node, source in sources.items():
         holder, name = _slot(source, root)
         attributes[str(node.target)] = holder[name]

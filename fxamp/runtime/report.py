@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
+from fxamp.ir.blocks import CustomFunction
 from fxamp.ir.facts import Fact
 from fxamp.ir.operators import operator_name
 from fxamp.ir.regions import run_in_region
@@ -123,7 +124,7 @@ def _row(index: int, node: Node) -> OperatorRow:
     target = node.args[1] if node.target is run_in_region else node.target
     decision = node.meta.get("decision")
     rule = f"{decision.rule.cast.value}: {decision.rule.why}" if decision is not None else ""
-    if node.target is run_in_region:
+    if node.target is run_in_region or isinstance(target, CustomFunction):
         rule = "kept in a region: its kernel consults autocast itself"
     return OperatorRow(
         program=index,

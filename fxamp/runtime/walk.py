@@ -57,7 +57,7 @@ class Walk:
         self._sizes = Sizes.FIXED
         self._position = 0
         self.following = False
-        self._positions: list[tuple[int, ...]] = []
+        self._positions: list[tuple[tuple[int, str], ...]] = []
 
     @property
     def begun(self) -> bool:
@@ -152,7 +152,7 @@ class Walk:
         if not self.following:
             self.path, self._numbers = [], ()
 
-    def expected(self) -> tuple[int, ...] | None:
+    def expected(self) -> tuple[tuple[int, str], ...] | None:
         """The outputs of the next segment, where it has run already."""
         return self._positions[self._position] if self._position < len(self._positions) else None
 
