@@ -22,7 +22,7 @@ def test_the_two_commands_stand_there_and_no_other() -> None:
 
 
 def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    (example,) = (text for language, text in BLOCKS if language == "python")
+    example = next(text for language, text in BLOCKS if language == "python")
     scope: dict[str, object] = {}
     exec(compile(example, "README.md", "exec"), scope)
     scores, printed = scope["scores"], capsys.readouterr().out

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
+from types import MethodType
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.fx import GraphModule
 from fxamp.errors import ArgumentError
 from fxamp.ir.regions import Region
 from fxamp.runtime.grad_scaler import GradScaler
+from fxamp.runtime.methods import bound_to, signed_like
 from fxamp.runtime.report import Report, report_on
 from fxamp.runtime.runner import Options, Runner
 
@@ -23,12 +25,24 @@ __all__ = ["AmpModule"]
 _SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 
 
+class _Forward:
+    """``forward``: on an instance, with the signature of the source's, which trainers read."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __get__(self, module: AmpModule | None, cls: type) -> Any:
+        return self.function if module is None else MethodType(module.__dict__["_forward"], module)
+
+
 class AmpModule(nn.Module):
     """A model that runs as eager autocast would run it, with the casts written in its graphs.
 
     Made by :func:`fxamp.convert`.  Parameters, buffers and child modules are the source model's own objects,
     so an optimiser over either updates both; ``state_dict``, ``train``, ``to`` act on the source.  Attributes
-    that an ``nn.Module`` does not have are looked up on the source.
+    that an ``nn.Module`` does not have are looked up on the source; its methods run as under eager autocast
+    (``fxamp/runtime/methods.py``).  For ``isinstance`` it is of the source's class, too, and its ``forward``
+    has the source's signature: trainers look at both.
 
     Each thread may call it at any time; an ambient autocast region has no influence on it.
     """
@@ -41,9 +55,11 @@ class AmpModule(nn.Module):
             self.__dict__[name] = self._source.__dict__[name]
         self.__dict__["_options"] = options
         self.__dict__["_runner"] = Runner(source, "", options)
+        self.__dict__["_forward"] = signed_like(AmpModule.forward, source)
         policy = options.policy
         self.__dict__["_region"] = Region(policy.device_type, enabled=True, dtype=policy.low)
 
+    @_Forward
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What ``source(*args, **kwargs)`` gives under ``torch.autocast``, bit for bit."""
         return self._runner(args, kwargs, self._region)
@@ -124,7 +140,13 @@ class AmpModule(nn.Module):
 
     @training.setter
     def training(self, mode: bool) -> None:
-        """Set by ``nn.Module.__init__``; the source keeps its own flag until ``train`` is called."""
+        if "_region" in self.__dict__:  # nn.Module.__init__ sets it too; the source keeps its own flag then
+            self._source.training = mode
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """The source's class, for ``isinstance``; ``type`` gives this one."""
+        return AmpModule if self._source is not self._function else type(self._source)
 
     def train(self, mode: bool = True) -> AmpModule:  # noqa: FBT001, FBT002
         """Put the source in training mode, by its own ``train``."""
@@ -138,6 +160,9 @@ class AmpModule(nn.Module):
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The source's ``load_state_dict``."""
         return self._source.load_state_dict(*args, **kwargs)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        self._source._load_from_state_dict(*args)
 
     def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
         """The source's modules; the root is this module."""
@@ -154,7 +179,7 @@ class AmpModule(nn.Module):
         except AttributeError:
             if "_source" not in self.__dict__:
                 raise
-            return getattr(self._source, name)
+            return bound_to(self, self._source, self._region, getattr(self._source, name))
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set on the source what is not this class's own."""
@@ -168,8 +193,11 @@ class AmpModule(nn.Module):
         memo[id(self)] = copied
         return copied
 
-    def __reduce__(self) -> Any:
+    def __reduce_ex__(self, protocol: Any) -> Any:
         return AmpModule, (self._function, self._options)
+
+    def _get_name(self) -> str:
+        return "AmpModule"
 
     def extra_repr(self) -> str:
         """Which policy the model was converted under."""
