@@ -27,6 +27,7 @@ from fxamp.ir.operators import is_composite
 from fxamp.passes.base import Pass
 from fxamp.passes.classify import would_cast
 from fxamp.passes.flatten_regions import FlattenRegions
+from fxamp.passes.symbolic_bodies import implementation
 from fxamp.policy import Policy
 from fxamp.policy.reentrant import REENTRANT
 
@@ -143,7 +144,7 @@ class _Body:
             stack.enter_context(torch.set_grad_enabled(node.meta["grad"]))
             stack.enter_context(torch.random.fork_rng(devices=[], enabled=concrete))
             stack.enter_context(recording(recorder, node.meta["region"]))
-            result = node.target._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+            result = implementation(node.target)(*args, **kwargs)
             recorder.finish(list(result) if isinstance(result, (tuple, list)) else [result])
         FlattenRegions(node.meta["region"], node.meta["grad"]).run(recorder.graph)
         return _Body(recorder.graph, inputs)

@@ -138,7 +138,6 @@ def test_a_decoder_is_eager_autocast(name: str, dtype: torch.dtype, training: bo
 
 @pytest.mark.slow
 @pytest.mark.zoo
-@pytest.mark.xfail(reason="the second segment's own sizes are not guarded", raises=(RuntimeError, IndexError))
 @pytest.mark.parametrize("mask", ["ones", "padded"])
 def test_an_encoder_decoder_with_a_mask_of_another_length_is_eager_autocast(mask: str) -> None:
     _check(_model("t5").train(), torch.bfloat16, mask)
