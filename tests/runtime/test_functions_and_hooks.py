@@ -37,14 +37,14 @@ class InFloat32(torch.autograd.Function):
     """An exponential whose region is switched off by ``custom_fwd``."""
 
     @staticmethod
-    @custom_fwd(device_type="cpu", cast_inputs=torch.float32)
+    @custom_fwd(device_type="cpu", cast_inputs=torch.float32)  # type: ignore[untyped-decorator]
     def forward(ctx: Any, x: Tensor) -> Tensor:
         """Of any shape."""
         ctx.save_for_backward(x)
         return x.exp()
 
     @staticmethod
-    @custom_bwd(device_type="cpu")
+    @custom_bwd(device_type="cpu")  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *grads: Any) -> Any:
         """With a product, so that its dtype shows."""
         (x,) = ctx.saved_tensors
