@@ -25,6 +25,7 @@ from fxamp.capture.attribute_reads import AttributeReads
 from fxamp.capture.dynamic_shapes import symbolic_sizes
 from fxamp.capture.interlude import Interlude
 from fxamp.capture.mirror import Mirror
+from fxamp.capture.numbers import python_numbers
 from fxamp.capture.pause import Pause
 from fxamp.capture.recorder import Recorder
 from fxamp.capture.recording_mode import RecordingMode
@@ -136,6 +137,12 @@ def _capture(
         env.refuse = recorder.refuse
         try:
             return _record(recorder, function, spec, leaves, symbolic, interlude)
+        except (CaptureError, PolicyError):
+            raise
+        except Exception as error:
+            if env.reads:  # Python could not do with a number that is not known
+                raise NeedsValuesError(f"{type(error).__name__}: {error}") from error
+            raise
         finally:
             env.refuse = None  # torch's cache of dispatches by size keeps the environment, and no more
 
@@ -168,6 +175,7 @@ def _record(
             randomness,
             torchscript_refused(recorder.refuse),
             tracer_unseen(),
+            python_numbers(),
             reads.noted(),
             _kept_as_they_are(strangers((args, kwargs))),
             recording(recorder, recorder.region),

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, cast
 
@@ -140,7 +141,7 @@ class Recorder:
     def begin_with(self, values: Sequence[object]) -> None:
         """Note that the present segment begins with *values*, from which sizes can be read."""
         env: Any = self.fakes.shape_env
-        self.opening = Opening(tuple(values), self.opening.symbols, len(env.guards))
+        self.opening = Opening(tuple(values), self.opening.symbols, len(env.guards), len(env.outcomes))
         self._carried.symbols |= set(self.opening.symbols)
 
     def _lift_number(self, symbol: sympy.Symbol) -> Node | None:
@@ -150,7 +151,7 @@ class Recorder:
     def _lift(self, name: str, origin: Origin) -> Node:
         """A new input, behind those that there are."""
         place = next((node for node in self.graph.nodes if node.op != "placeholder"), None)
-        with self.graph.inserting_before(place):
+        with self.graph.inserting_before(place) if place is not None else nullcontext():
             node = self.graph.placeholder(name)
         node.meta["fact"] = None
         self.origins.append(origin)
