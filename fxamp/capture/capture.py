@@ -140,6 +140,7 @@ def _capture(
         except (CaptureError, PolicyError):
             raise
         except Exception as error:
+            recorder.raise_refusal()  # Python went on after it
             if env.reads:  # Python could not do with a number that is not known
                 raise NeedsValuesError(f"{type(error).__name__}: {error}") from error
             raise

@@ -1,4 +1,4 @@
-"""Numbers that were read from tensors: they pass for Python's own, and floats are computed with as Python does.
+"""Numbers that were read from tensors pass for Python's own, and floats are computed as Python does it.
 
 SymPy computes with real numbers: it would turn ``v * 0.1 * 0.3`` into ``v * 0.03`` and ``v - v`` into 0, and
 find ``v == v`` true of a NaN.  So every float that is computed is a new symbol, defined by one operation of
@@ -60,7 +60,12 @@ _BITWISE = {
     "lshift": operator.lshift,
     "rshift": operator.rshift,
 }
-_ROUNDINGS = {"__int__": int, "__trunc__": math.trunc, "__floor__": math.floor, "__ceil__": math.ceil}
+_ROUNDINGS: dict[str, Callable[..., Any]] = {
+    "__int__": int,
+    "__trunc__": math.trunc,
+    "__floor__": math.floor,
+    "__ceil__": math.ceil,
+}
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,7 @@ def number_text(value: Any) -> str:
 
 def is_float(symbol: sympy.Basic) -> bool:
     """Whether *symbol* stands for a floating point number."""
-    return symbol_is_type(symbol, (SymT.FLOAT, SymT.UNBACKED_FLOAT))  # type: ignore[arg-type]
+    return symbol_is_type(symbol, (SymT.FLOAT, SymT.UNBACKED_FLOAT))
 
 
 def known_float(env: Any, value: float) -> Any:
@@ -214,7 +219,7 @@ def _computed(function: Callable[..., Any], *operands: Any) -> Any:
 class _ReadFloat(torch.SymFloat):
     """A float."""
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         return float
 
@@ -255,7 +260,7 @@ class _ReadFloat(torch.SymFloat):
 class _ReadInt(torch.SymInt):
     """An int; SymPy computes with those as Python does."""
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         return int
 

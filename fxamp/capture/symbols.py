@@ -65,14 +65,17 @@ class ObservedShapeEnv(ShapeEnv):
         self.numbers = 0
 
     def create_unbacked_symint(self, *args: Any, **kwargs: Any) -> Any:
+        """Note that a value is not known."""
         self.reads = True
         return super().create_unbacked_symint(*args, **kwargs)
 
     def create_unbacked_symfloat(self, *args: Any, **kwargs: Any) -> Any:
+        """Note that a value is not known."""
         self.reads = True
         return super().create_unbacked_symfloat(*args, **kwargs)
 
     def create_unbacked_symbool(self, *args: Any, **kwargs: Any) -> Any:
+        """Note that a value is not known."""
         self.reads = True
         return super().create_unbacked_symbool(*args, **kwargs)
 
@@ -327,7 +330,10 @@ def shape_guard(opening: Opening, env: ShapeEnv) -> Guard:
         if symbol in new and bounds.lower.is_finite and bounds.lower > 0:
             conditions.append(f"{symbol} >= {bounds.lower}")
     for guard in env.guards[opening.decided :]:
-        expr = env.replace(guard.expr)  # a symbol may have been found equal to another one
+        # A symbol may have been found equal to another one, or to a number; if an earlier segment has read
+        # it, this is the place to say so.
+        known = guard.expr.free_symbols & set(opening.known)
+        expr = guard.expr if known else env.replace(guard.expr)
         if expr.free_symbols and expr.free_symbols <= set(symbols):
             if any(map(is_float, expr.free_symbols)) and not _is_comparison(expr):
                 raise CaptureError(f"a decision on a float that would not be Python's: {expr}")
@@ -342,7 +348,7 @@ def shape_guard(opening: Opening, env: ShapeEnv) -> Guard:
     )
 
 
-class _Printer(PythonPrinter):  # type: ignore[misc]
+class _Printer(PythonPrinter):
     """Prints numbers so that they come back to the bit."""
 
     def _print_Float(self, expr: sympy.Float) -> str:  # noqa: N802
