@@ -225,7 +225,7 @@ class Recorder:
     def _leave_segment(self, needed: set[int]) -> Captured:
         """Finish the segment; its outputs are the *needed* tensors and those that Python may still use."""
         assert self._pause is not None
-        dropped = self._carried.drop_dead(needed)
+        dropped = self._carried.drop_dead(needed, self._nodes)
         positions = self._pause.expected()
         if positions is None:
             positions = self._positions_of_outputs(needed)

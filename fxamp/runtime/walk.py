@@ -118,10 +118,10 @@ class Walk:
             self._undo.save(source[index] for index in indices)
         self._values += program.outputs(values, tensors)
         del values
-        spec, results = flatten_results(program.operator.run(self._gather(program.operator.inputs)))
-        self._values += results
         for index in program.dropped:
             self._values[index] = None
+        spec, results = flatten_results(program.operator.run(self._gather(program.operator.inputs)))
+        self._values += results
         self._answers.append((spec, results))
 
     def _gather(self, inputs: Inputs) -> list[Any]:
