@@ -217,7 +217,8 @@ def _divided(m: Reads, x: Tensor) -> Any:
 
 
 def _beams(m: Reads, x: Tensor) -> Any:
-    h, beams = m.a(x[:1]), [([], 0.0)]
+    h = m.a(x[:1])
+    beams: list[tuple[list[int], float]] = [([], 0.0)]
     for _ in range(2):
         values, indices = m.b(h).float().log_softmax(-1).topk(2)
         pairs = list(zip(values[0].tolist(), indices[0].tolist(), strict=True))
@@ -467,7 +468,7 @@ def test_numbers_of_both_kinds_and_sizes_are_computed_with_as_python_does_it() -
 def test_numbers_that_operators_take_come_to_them() -> None:
     def taken(m: Reads, x: Tensor) -> Any:
         v = (x.abs().sum() % 1).item()
-        n = (x.abs().sum() * 3 % 4).long().item() + 1
+        n: Any = (x.abs().sum() * 3 % 4).long().item() + 1
         return (
             F.dropout(m.a(x), p=v), F.layer_norm(m.a(x), (_WIDTH,), eps=v), m.a(x).clamp(max=v),
             torch.add(m.a(x), m.b(x), alpha=v), x.new_tensor([v, n]), torch.full((n,), v),
