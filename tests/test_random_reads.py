@@ -8,6 +8,7 @@ ways that an earlier one has not taken.
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from types import MappingProxyType
@@ -61,6 +62,11 @@ def _read(numbers: list[Any], number: Any) -> Any:
     return number
 
 
+def _keep(kept: list[Tensor], x: Tensor) -> Tensor:
+    kept.append(x)
+    return x
+
+
 def _loop(m: Walker, x: Tensor) -> Tensor:
     for _ in range(int(x.float().nan_to_num().abs().mean().clamp(max=3).item())):
         x = m.drop(m.b(x))
@@ -72,6 +78,11 @@ def _remember(m: Walker, x: Tensor) -> Tensor:
         m.ema.mul_(0.9).add_(x.detach().float().mean(0))
         m.count += 1
     return x
+
+
+def _rebind(m: Walker, x: Tensor) -> Tensor:
+    m.ema = m.ema * 0.5 + x.detach().sum(0)
+    return x + m.ema
 
 
 def _assign(m: Walker, x: Tensor) -> Tensor:
@@ -106,11 +117,11 @@ STEPS: Mapping[str, Callable[[Walker, Tensor, list[Tensor], list[Any]], Tensor]]
     "relu": lambda m, x, kept, n: x.relu(),
     "tanh": lambda m, x, kept, n: x.tanh(),
     "exp": lambda m, x, kept, n: x.clamp(max=3).exp(),
-    "keep": lambda m, x, kept, n: kept.append(x) or x,  # type: ignore[func-returns-value]
+    "keep": lambda m, x, kept, n: _keep(kept, x),
     "add_kept": lambda m, x, kept, n: x + kept[-1].mean(0),
     "drop_kept": lambda m, x, kept, n: (kept.pop() * 0 if len(kept) > 1 else x).sum() * 0 + x,
     "remember": lambda m, x, kept, n: _remember(m, x),
-    "rebind": lambda m, x, kept, n: (setattr(m, "ema", m.ema * 0.5 + x.detach().sum(0)), x + m.ema)[1],
+    "rebind": lambda m, x, kept, n: _rebind(m, x),
     "in_place": lambda m, x, kept, n: x.clone().mul_(2),
     "branch": lambda m, x, kept, n: m.a(x) if x.sum() > 0 else m.b(x),
     "branch_on_item": lambda m, x, kept, n: x * 2 if _read(n, x.float().mean().item()) > 0 else m.b(x),
@@ -167,6 +178,7 @@ def check(
         assert difference(found, expected, f"call {number}") == ""
 
 
+_EXAMPLES = int(os.environ.get("FXAMP_EXAMPLES", "500"))
 _CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 
@@ -201,7 +213,7 @@ def test_random_programs_that_read_run_as_under_eager_autocast(
 
 
 @pytest.mark.slow
-@_checked(500, print_blob=True)
+@_checked(_EXAMPLES, print_blob=True)
 def test_many_random_programs_that_read_run_as_under_eager_autocast(
     steps: Any, dtype: torch.dtype, seed: int, grad: bool, training: bool
 ) -> None:

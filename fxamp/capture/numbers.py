@@ -311,6 +311,8 @@ def _float_operator(function: Callable[..., Any], *, reflected: bool) -> Callabl
     def compute(self: Any, other: Any) -> Any:
         if not isinstance(other, _NUMBERS):
             return NotImplemented
+        if type(other) not in _PLAIN:  # numpy's own numbers
+            return function(other, float(self)) if reflected else function(float(self), other)
         return _computed(function, other, self) if reflected else _computed(function, self, other)
 
     return compute
@@ -320,6 +322,8 @@ def _int_operator(function: Callable[..., Any], *, reflected: bool) -> Callable[
     def compute(self: Any, other: Any) -> Any:
         if not isinstance(other, _NUMBERS):
             return NotImplemented
+        if type(other) not in _PLAIN:
+            return function(other, int(self)) if reflected else function(int(self), other)
         operands = (other, self) if reflected else (self, other)
         if _is_float(other) or function is operator.truediv:
             return _computed(function, *operands)
@@ -328,6 +332,9 @@ def _int_operator(function: Callable[..., Any], *, reflected: bool) -> Callable[
         return read_number(function(*map(_plain, operands)))
 
     return compute
+
+
+_PLAIN = frozenset({*_NUMBERS, _ReadFloat, _ReadInt})
 
 
 def _comparison(function: Callable[..., Any]) -> Callable[[Any, Any], Any]:
