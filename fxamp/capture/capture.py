@@ -27,6 +27,7 @@ from fxamp.capture.dynamic_shapes import symbolic_sizes
 from fxamp.capture.functions import functions_recorded
 from fxamp.capture.interlude import Interlude
 from fxamp.capture.mirror import Mirror
+from fxamp.capture.numbers import python_numbers
 from fxamp.capture.pause import Pause
 from fxamp.capture.recorder import Recorder
 from fxamp.capture.recording_mode import RecordingMode
@@ -138,6 +139,13 @@ def _capture(
         env.refuse = recorder.refuse
         try:
             return _record(recorder, function, spec, leaves, symbolic, interlude)
+        except (CaptureError, PolicyError):
+            raise
+        except Exception as error:
+            recorder.raise_refusal()  # Python went on after it
+            if env.reads:  # Python could not do with a number that is not known
+                raise NeedsValuesError(f"{type(error).__name__}: {error}") from error
+            raise
         finally:
             env.refuse = None  # torch's cache of dispatches by size keeps the environment, and no more
 
@@ -172,6 +180,7 @@ def _record(
             tracer_unseen(),
             functions_recorded(recorder),
             checkpoints_recorded(recorder),
+            python_numbers(),
             reads.noted(),
             _kept_as_they_are(strangers((args, kwargs))),
             recording(recorder, recorder.region),

@@ -29,6 +29,7 @@ class Interlude:
         self._include = torch._C._dispatch_tls_local_include_set()
         self._exclude = torch._C._dispatch_tls_local_exclude_set()
         self._nesting = _autocast_nesting()
+        self._grad = torch.is_grad_enabled()
         self._hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: FBT003
 
     @contextmanager
@@ -37,6 +38,7 @@ class Interlude:
         with ExitStack() as stack:
             stack.enter_context(_nesting_of(self._nesting))
             stack.enter_context(_disable_current_modes())
+            stack.enter_context(torch.set_grad_enabled(self._grad))
             stack.enter_context(no_python_dispatcher())
             stack.enter_context(torch._C._ForceDispatchKeyGuard(self._include, self._exclude))
             stack.enter_context(self._hooks_as_before())

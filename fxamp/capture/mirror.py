@@ -96,7 +96,7 @@ class Mirror:
         if is_opaque(module):
             raise CaptureError(f"module {path!r} is compiled ({type(module).__name__}): no Python to record")
         # eager code may have put a stand-in of its child into a module that it made
-        copied = object.__new__(getattr(type(module), "_stands_for", type(module)))
+        copied: nn.Module = object.__new__(getattr(type(module), "_stands_for", type(module)))
         self._copies[id(module)] = copied
         self.origins[id(copied)] = Origin(module, self._paths.get(id(module)))
         attributes = {key: self._copy(value) for key, value in module.__dict__.items()}

@@ -88,6 +88,10 @@ _TENSOR_CLASSES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _LIFTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
 _QUERIES = ("aten::sym_", "aten::is_", "aten::dim", "aten::numel", "prim::")
 _READS = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero")
+_SPARSE_READS = frozenset(
+    f"aten::{name}"
+    for name in ("indices", "_indices", "values", "_values", "_nnz", "crow_indices", "col_indices")
+)
 _REFUSED_BY_FAKES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 _AUTOCAST_ERRORS = ("unsafe to autocast", "Unexpected floating ScalarType in at::autocast::prioritize")
 
@@ -122,7 +126,7 @@ class Recorder:
         pause: Pause | None = None,
     ) -> None:
         self.fakes, self.region, self._find, self.concrete = fakes, region, find, concrete
-        self._region = region
+        self._region, self._low = region, region.dtype
         self._pause = pause
         self._carried = Carried()
         self.unnoted: Callable[[], AbstractContextManager[object]] = nullcontext
@@ -167,7 +171,7 @@ class Recorder:
     def begin_with(self, values: Sequence[object]) -> None:
         """Note that the present segment begins with *values*, from which sizes can be read."""
         env: Any = self.fakes.shape_env
-        self.opening = Opening(tuple(values), self.opening.symbols, len(env.guards))
+        self.opening = Opening(tuple(values), self.opening.symbols, len(env.guards), len(env.outcomes))
         self._carried.symbols |= self.opening.numbers()
 
     def _lift_number(self, symbol: sympy.Symbol) -> Node | None:
@@ -243,7 +247,12 @@ class Recorder:
         segment = self._leave_segment({id(tensor) for tensor in tensors})
         operator, called = self._record_alone(func, args, kwargs)
         segment = replace(segment, operator=operator)
-        spec, values = pause.results_of(segment)
+        try:
+            spec, values = pause.results_of(segment)
+        except CaptureError:
+            raise
+        except Exception as failure:  # the call ends here, whatever Python makes of it
+            raise CaptureError(f"{func.name()} raises {type(failure).__name__}: {failure}") from failure
         called.meta["fact"] = tuple(fact_of(value) for value in values) or None
         del segment
         self._open()
@@ -255,7 +264,7 @@ class Recorder:
     def _leave_segment(self, needed: set[int]) -> Captured:
         """Finish the segment; its outputs are the *needed* tensors and those that Python may still use."""
         assert self._pause is not None
-        dropped = self._carried.drop_dead(needed)
+        dropped = self._carried.drop_dead(needed, self._nodes)
         positions = self._pause.expected()
         if positions is None:
             positions = self._positions_of_outputs(needed)
@@ -481,6 +490,9 @@ class Recorder:
             return self._record_literal(func, args[0])
         if func is torch.ops.aten.detach_.default and not args[0].requires_grad:
             return args[0]  # the tail of torch.tensor(...)
+        if func.name() in _SPARSE_READS and args[0].layout is not torch.strided:
+            error = DataDependentOutputException(func)  # a fake sparse tensor has no elements
+            return self._go_on_with_real_values(error, func, args, kwargs)
         where = where_now(self.modules[-1])
         self._observe_modes()
         nodes: Any = map_aggregate((args, kwargs), self._argument)
@@ -687,6 +699,8 @@ class Recorder:
     def _observe_modes(self) -> None:
         region = observe_region(self._region.device_type)
         if region != self._region:
+            if self._pause is not None and region.enabled and region.dtype != self._low:
+                raise CaptureError("a call that reads values has regions of two low precision dtypes")
             self.graph.call_function(enter_region, (cast("Any", region),)).meta["fact"] = None
             self._region = region
         self._observe_grad(torch.is_grad_enabled())

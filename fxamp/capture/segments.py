@@ -10,7 +10,7 @@ a later call that decides otherwise is recorded from there as another branch.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -181,13 +181,21 @@ class Carried:
             self.tensors[id(value)] = (value, self.count)
         self.count += 1
 
-    def drop_dead(self, needed: set[int]) -> tuple[int, ...]:
-        """Forget the tensors that only this object refers to, but for *needed* ones; give their numbers."""
-        fakes = [fake for fake, _ in self.tensors.values()]
-        held = are_held(fakes, 1)
-        del fakes
-        keys = [key for key, alive in zip(self.tensors, held, strict=True) if not alive and key not in needed]
-        return tuple(self.tensors.pop(key)[1] for key in keys)
+    def drop_dead(self, needed: set[int], used: Container[int]) -> tuple[int, ...]:
+        """Forget the tensors that Python does not refer to, but for *needed* ones; give their numbers.
+
+        Args:
+            needed: The ids of some.
+            used: The ids of those that the recorder has in the present segment, which it refers to twice.
+        """
+        dead: list[int] = []
+        for known, keys in (
+            (1, [key for key in self.tensors if key not in used]),
+            (3, [key for key in self.tensors if key in used]),
+        ):
+            held = are_held([self.tensors[key][0] for key in keys], known)
+            dead += [key for key, alive in zip(keys, held, strict=True) if not alive and key not in needed]
+        return tuple(self.tensors.pop(key)[1] for key in dead)
 
 
 def are_held(tensors: Sequence[torch.Tensor], known: int) -> list[bool]:

@@ -9,6 +9,7 @@ function of the real sizes.  A call that fails it is captured again.
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
+from fxamp.capture.numbers import Definition, called, is_float, known_float, needed, number_text
+from fxamp.errors import CaptureError
 from fxamp.ir.facts import size_of
 
 __all__ = [
@@ -42,9 +45,39 @@ SymbolicNumber = torch.SymInt | torch.SymFloat | torch.SymBool
 
 
 class ObservedShapeEnv(ShapeEnv):
-    """A shape environment that tells when Python asks for a value that is not known, even if it goes on."""
+    """A shape environment that tells when Python asks for a value that is not known, even if it goes on.
+
+    Attributes:
+        refuse: Called with the error.
+        reads: Whether symbols were made for values that are not known.
+        definitions: How floating point numbers were computed from others, in order.
+        outcomes: What was decided from such numbers: ``function(*operands)`` was *outcome*.
+        numbers: How many numbers were read or computed.
+    """
 
     refuse: Callable[[Exception], None] | None = None
+    reads: bool = False
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.definitions: dict[sympy.Basic, Definition] = {}
+        self.outcomes: list[tuple[Callable[..., Any], tuple[Any, ...], Any]] = []
+        self.numbers = 0
+
+    def create_unbacked_symint(self, *args: Any, **kwargs: Any) -> Any:
+        """Note that a value is not known."""
+        self.reads = True
+        return super().create_unbacked_symint(*args, **kwargs)
+
+    def create_unbacked_symfloat(self, *args: Any, **kwargs: Any) -> Any:
+        """Note that a value is not known."""
+        self.reads = True
+        return super().create_unbacked_symfloat(*args, **kwargs)
+
+    def create_unbacked_symbool(self, *args: Any, **kwargs: Any) -> Any:
+        """Note that a value is not known."""
+        self.reads = True
+        return super().create_unbacked_symbool(*args, **kwargs)
 
     def _make_data_dependent_error(self, *args: Any, **kwargs: Any) -> Any:
         error = super()._make_data_dependent_error(*args, **kwargs)
@@ -160,12 +193,31 @@ class SizeNodes:
         expr = number.node.expr
         if expr.is_number or expr in (sympy.true, sympy.false):
             return number.node.pytype(expr)
+        if (
+            isinstance(number, torch.SymFloat)
+            and not expr.is_Symbol
+            and any(map(is_float, expr.free_symbols))
+        ):
+            raise TypeError(f"arithmetic on a float that would not be Python's: {expr}")
+        env = number.node.shape_env
+        definitions = getattr(env, "definitions", {})
+        for symbol in needed(expr.free_symbols - self.symbols.keys(), definitions):
+            self._define(symbol, definitions[symbol], env)
         if expr not in self._written:
-            self._written[expr] = self._write(expr)
+            self._written[expr] = self._write(expr, env)
             self._written[expr].meta["number"] = number
         return self._written[expr]
 
-    def _write(self, expr: sympy.Basic) -> Node:
+    def _define(self, symbol: sympy.Symbol, definition: Definition, env: Any) -> None:
+        """Compute *symbol* as Python did."""
+        if symbol in self.symbols:
+            return
+        operands = [self._write(o, env) if isinstance(o, sympy.Basic) else o for o in definition.operands]
+        node = self.graph.call_function(definition.function, tuple(operands))
+        node.meta.update(fact=None, symbol=symbol, number=definition.number)
+        self.symbols[symbol] = node
+
+    def _write(self, expr: sympy.Basic, env: Any) -> Node:
         tracer = _SizeTracer(self.graph)
         for symbol in sorted(expr.free_symbols, key=str):
             self.node_of(symbol)
@@ -188,11 +240,13 @@ class Opening:
             tensors and symbolic numbers.
         known: The symbols that earlier segments have read, in order.
         decided: How many guards the shape environment had before.
+        outcomes: Likewise, how many outcomes of decisions on floating point numbers.
     """
 
     fakes: tuple[object, ...]
     known: tuple[sympy.Symbol, ...] = ()
     decided: int = 0
+    outcomes: int = 0
 
     @property
     def symbols(self) -> tuple[sympy.Symbol, ...]:
@@ -296,14 +350,58 @@ def shape_guard(opening: Opening, env: ShapeEnv) -> Guard:
     for guard in env.guards[opening.decided :]:
         expr = guard.expr
         if expr.free_symbols and expr.free_symbols <= set(symbols):
-            conditions.append(PythonPrinter().doprint(expr))
+            if any(map(is_float, expr.free_symbols)) and not _is_comparison(expr):
+                raise CaptureError(f"a decision on a float that would not be Python's: {expr}")
+            conditions.append(_Printer().doprint(expr))
     conditions = list(dict.fromkeys(conditions))
+    lines, outcomes = _decisions(opening, env)
     return Guard(
-        tuple(conditions),
+        (*conditions, *outcomes),
         _compiled("holds(x)", [], reads, conditions, "False", "True"),
-        _compiled("bind(known, x)", list(opening.known), reads, conditions, "None", _names(symbols)),
+        _compiled("bind(known, x)", list(opening.known), reads, conditions, "None", _names(symbols), lines),
         tuple((str(symbol), read) for read, symbol in reads),
     )
+
+
+class _Printer(PythonPrinter):
+    """Prints numbers so that they come back to the bit."""
+
+    def _print_Float(self, expr: sympy.Float) -> str:  # noqa: N802
+        return repr(float(expr))
+
+
+def _is_comparison(expr: sympy.Basic) -> bool:
+    """Whether *expr* compares a symbol with a number or a symbol, which SymPy does as Python does."""
+    sides = expr.args if isinstance(expr, sympy.core.relational.Relational) else ()
+    return len(sides) == 2 and all(side.is_Symbol or side.is_number for side in sides)
+
+
+def _decisions(opening: Opening, env: Any) -> tuple[list[str], list[str]]:
+    """What was decided from floating point numbers: lines of Python that check it, and the conditions."""
+    lines: list[str] = []
+    conditions: list[str] = []
+    defined: set[sympy.Basic] = set()
+    definitions = getattr(env, "definitions", {})
+    for function, operands, outcome in getattr(env, "outcomes", ())[opening.outcomes :]:
+        symbols = set().union(*(o.free_symbols for o in operands if isinstance(o, sympy.Basic)))
+        for symbol in needed(symbols, definitions):
+            if symbol not in defined:
+                defined.add(symbol)
+                definition = definitions[symbol]
+                lines.append(f"{symbol} = {called(definition.function, _texts(definition.operands))}")
+        found = called(function, _texts(operands))
+        # repr tells 0.0 from -0.0 and makes nan equal to itself
+        condition = (
+            f"repr({found}) == {repr(outcome)!r}" if isinstance(outcome, float) else f"{found} == {outcome!r}"
+        )
+        if condition not in conditions:
+            conditions.append(condition)
+            lines.append(f"if not ({condition}): return None")
+    return lines, conditions
+
+
+def _texts(operands: Sequence[Any]) -> list[str]:
+    return [_Printer().doprint(o) if isinstance(o, sympy.Basic) else number_text(o) for o in operands]
 
 
 def _compiled(
@@ -313,12 +411,16 @@ def _compiled(
     conditions: list[str],
     no: str,
     yes: str,
+    decisions: Sequence[str] = (),
 ) -> Any:
     lines = [f"    {_names(known)} = known"] if known else []
     lines += [f"    {symbol} = {read}" for read, symbol in reads]
     lines += [f"    if not ({condition}): return {no}" for condition in conditions]
+    if decisions:  # a number may be too large for what was done with another one
+        lines += ["    try:", *(f"        {line}" for line in decisions)]
+        lines += ["    except (ArithmeticError, ValueError):", f"        return {no}"]
     code = f"def {head}:\n" + "\n".join([*lines, f"    return {yes}"])
-    scope: dict[str, Any] = {"math": math}
+    scope: dict[str, Any] = {"math": math, "operator": operator}
     exec(compile(code, "<shape guard>", "exec"), scope)
     return scope[head.partition("(")[0]]
 
@@ -335,10 +437,9 @@ def symbolic_number(env: ShapeEnv, value: bool | int | float, name: str) -> Any:
     """
     from torch._dynamo.source import ConstantSource  # noqa: PLC0415  takes long to import
 
-    source = ConstantSource(name)
     if isinstance(value, float):
-        unspecified = env.create_unspecified_symbol(value, source=source, dynamic_dim=DimDynamic.DYNAMIC)
-        return env.create_symfloatnode(unspecified, hint=value, source=source)
+        return known_float(env, value)
+    source = ConstantSource(name)
     symbol = env.create_symbol(
         int(value),
         source=source,

@@ -28,6 +28,7 @@ from fxamp.runtime.attribute_watch import AttributeWatch
 from fxamp.runtime.cast_scope import cast_scope
 from fxamp.runtime.cast_scope import keep_cast as keep
 from fxamp.runtime.lower import FlatCode, lower
+from fxamp.runtime.undo import written
 from fxamp.runtime.watch import Slot, TensorWatch
 
 __all__ = ["Branch", "Operator", "Program", "build_program"]
@@ -89,6 +90,8 @@ class Program:
         dropped: Likewise.
         operator: What ends the segment if it is not the last.
         scoped: Whether it shares casts with its blocks, in a cast scope.
+        written: Which of its inputs, and which of the model's tensors, a segment writes to that is not the
+            last.
         branches: The programs that go on from there.
     """
 
@@ -104,6 +107,7 @@ class Program:
     positions: tuple[tuple[int, str], ...]
     dropped: tuple[int, ...]
     operator: Operator | None
+    written: tuple[tuple[int, ...], tuple[int, ...]]
     _watch: TensorWatch
     _attributes: AttributeWatch
     _write_back: tuple[Slot, ...]
@@ -190,6 +194,7 @@ def build_program(
     """
     root = function if isinstance(function, nn.Module) else nn.Module()
     module = _graph_module(captured.graph, captured.sources, root, captured.blocks)
+    names: set[object] = {node.target for node in written(captured.graph)} if captured.operator else set()
     with plain_saved_tensors():
         run_passes(module, build_pipeline(captured, policy))
     slots = _slots(module.graph, captured.sources, root)
@@ -210,12 +215,20 @@ def build_program(
         positions=captured.positions,
         dropped=captured.dropped,
         operator=operator,
+        written=_positions(module.graph, names),
         _watch=TensorWatch(slots, root),
         _attributes=AttributeWatch(captured.reads, slots),
         _write_back=tuple((place.slot(root), place.name) for place in captured.rebound),
         _single=captured.result == ("leaf",) and not captured.rebound,
         scoped=bool(captured.blocks),
     )
+
+
+def _positions(graph: Graph, names: set[object]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Where the inputs and sources called *names* are, among those of their kind."""
+    kinds = ([n.target for n in graph.nodes if n.op == kind] for kind in ("placeholder", "get_attr"))
+    inputs, sources = (tuple(i for i, name in enumerate(of_kind) if name in names) for of_kind in kinds)
+    return inputs, sources
 
 
 def _refers(spec: Any) -> bool:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from fxamp.capture.segments import Captured
 from fxamp.capture.structure import Spec, flatten_results
@@ -114,14 +113,15 @@ class Walk:
 
     def _execute(self, program: Program, tensors: Sequence[torch.Tensor]) -> None:
         assert program.operator is not None
-        if not self._answers:
-            self._undo.save(self._leaves)
-        self._undo.save(tensor for tensor in tensors if not isinstance(tensor, nn.Parameter))
-        self._values += program.outputs(self._gather(program.inputs), tensors)
-        spec, results = flatten_results(program.operator.run(self._gather(program.operator.inputs)))
-        self._values += results
+        values = self._gather(program.inputs)
+        for source, indices in zip((values, tensors), program.written, strict=True):
+            self._undo.save(source[index] for index in indices)
+        self._values += program.outputs(values, tensors)
+        del values
         for index in program.dropped:
             self._values[index] = None
+        spec, results = flatten_results(program.operator.run(self._gather(program.operator.inputs)))
+        self._values += results
         self._answers.append((spec, results))
 
     def _gather(self, inputs: Inputs) -> list[Any]:
