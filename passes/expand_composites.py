@@ -54,30 +54,42 @@ class ExpandComposites(Pass):
 
     def run(self, graph: Graph) -> bool:
         known: dict[Any, bool] = {}  # calls that were looked at: does anything inside get cast?
-        expanded = [self._expand(graph, node, known) for node in list(graph.nodes)]
-        return any(expanded)
+        return self._expand_all(graph, known)
 
-    def _expand(self, graph: Graph, node: Node, known: dict[Any, bool]) -> bool:
+    def _expand_all(self, graph: Graph, known: dict[Any, bool]) -> bool:
+        sizes: dict[sympy.Symbol, Node] = {}  # those that were read before the node
+        changed = False
+        for node in list(graph.nodes):
+            changed |= self._expand(graph, node, known, sizes)
+            if "symbol" in node.meta:
+                sizes.setdefault(node.meta["symbol"], node)
+        return changed
+
+    def _expand(
+        self, graph: Graph, node: Node, known: dict[Any, bool], sizes: dict[sympy.Symbol, Node]
+    ) -> bool:
         if not self._may_hide_rules(node):
             return False
         key = _call_key(node)
         if known.get(key) is False:
             return False
-        body = self._body(node, graph)
+        body = self._body(node, sizes)
         if body is None:  # what is inside stays unknown, so autocast itself must decide when it runs
             node.meta["keep_region"] = True
             return True
         known[key] = self._open(body.graph, known)
         if not known[key]:
             return False
-        body.splice(graph, node)
+        for inner in body.splice(graph, node):
+            if "symbol" in inner.meta:
+                sizes.setdefault(inner.meta["symbol"], inner)
         return True
 
-    def _body(self, node: Node, graph: Graph) -> _Body | None:
+    def _body(self, node: Node, sizes: dict[sympy.Symbol, Node]) -> _Body | None:
         assert isinstance(node.target, OpOverload)
         for concrete in (True,) if node.target.name() in _BY_BACKEND else (False, True):
             try:
-                return _Body.record(node, self.fakes, graph, concrete=concrete)
+                return _Body.record(node, self.fakes, sizes, concrete=concrete)
             except PolicyError:
                 raise
             except Exception:  # noqa: BLE001  whatever C++ code raises on tensors without values
@@ -86,11 +98,11 @@ class ExpandComposites(Pass):
 
     def _open(self, graph: Graph, known: dict[Any, bool]) -> bool:
         """Expand inside the body too; say whether anything in it gets cast."""
-        expanded = [self._expand(graph, inner, known) for inner in list(graph.nodes)]
+        expanded = self._expand_all(graph, known)
         casting = [would_cast(inner, self.policy) for inner in graph.nodes]
         operators = [inner.target for inner in graph.nodes if isinstance(inner.target, OpOverload)]
         kept = [operator.name() in REENTRANT for operator in operators]
-        return any(expanded) or any(casting) or any(kept)
+        return expanded or any(casting) or any(kept)
 
     def _may_hide_rules(self, node: Node) -> bool:
         target = node.target
@@ -119,7 +131,9 @@ class _Body:
     inputs: dict[Node, Node]  # placeholder in the body -> node outside
 
     @staticmethod
-    def record(node: Node, fakes: FakeTensorMode, outer: Graph, *, concrete: bool) -> _Body:
+    def record(
+        node: Node, fakes: FakeTensorMode, sizes: dict[sympy.Symbol, Node], *, concrete: bool
+    ) -> _Body:
         assert isinstance(node.target, OpOverload)
         recorder = Recorder(fakes, node.meta["region"], lambda tensor: None, concrete=concrete)
         recorder.grad_at_entry = recorder.grad = node.meta["grad"]
@@ -136,7 +150,7 @@ class _Body:
             return values[arg]
 
         args, kwargs = map_arg((node.args, node.kwargs), value_of)
-        _share_sizes(recorder, outer, node, inputs)
+        _share_sizes(recorder, sizes, inputs)
         if concrete:
             args, kwargs = map_aggregate((args, kwargs), _number)
         with ExitStack() as stack:
@@ -148,8 +162,8 @@ class _Body:
         FlattenRegions(node.meta["region"], node.meta["grad"]).run(recorder.graph)
         return _Body(recorder.graph, inputs)
 
-    def splice(self, graph: Graph, node: Node) -> None:
-        """Put the body in *node*'s place."""
+    def splice(self, graph: Graph, node: Node) -> list[Node]:
+        """Put the body in *node*'s place; give its nodes there."""
         copied: dict[Node, Node] = dict(self.inputs)
         outputs: Any = ()
         for inner in self.graph.nodes:
@@ -163,15 +177,13 @@ class _Body:
             copied[inner].meta["where"] = node.meta.get("where")
             copied[inner].meta.setdefault("inside", node.target)
         _replace(graph, node, outputs)
+        return [copy for inner, copy in copied.items() if inner.op != "placeholder"]
 
 
-def _share_sizes(recorder: Recorder, outer: Graph, until: Node, inputs: dict[Node, Node]) -> None:
-    """Let the body use the sizes that the graph around it has read."""
-    for node in outer.nodes:
-        if node is until:
-            return
-        symbol: sympy.Symbol | None = node.meta.get("symbol")
-        if symbol is not None and symbol not in recorder.sizes.symbols:
+def _share_sizes(recorder: Recorder, sizes: dict[sympy.Symbol, Node], inputs: dict[Node, Node]) -> None:
+    """Let the body use the *sizes* that the graph around it has read."""
+    for symbol, node in sizes.items():
+        if symbol not in recorder.sizes.symbols:
             inner = recorder.graph.placeholder(node.name)
             inner.meta["fact"] = None
             recorder.sizes.symbols[symbol] = inner

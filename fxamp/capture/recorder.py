@@ -118,6 +118,7 @@ class Recorder:
         self.graph = Graph()
         self.sizes = SizeNodes(self.graph, self._lift_number)
         self.sources: dict[Node, Source] = {}
+        self._constants = 0
         self.origins: list[Origin] = []
         self._region_at_entry = self._region
         self._nodes: dict[int, Node] = {}
@@ -462,7 +463,8 @@ class Recorder:
     def _name_of(self, source: Source) -> str:
         if not isinstance(source, Constant):
             return source.qualified
-        return f"_constant{sum(isinstance(other, Constant) for other in self.sources.values())}"
+        self._constants += 1
+        return f"_constant{self._constants - 1}"
 
     def _fake(self, values: Any) -> Any:
         def fake(value: Any) -> Any:

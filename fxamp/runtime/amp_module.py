@@ -15,6 +15,7 @@ from torch.fx import GraphModule
 from fxamp.errors import ArgumentError
 from fxamp.ir.regions import Region
 from fxamp.runtime.grad_scaler import GradScaler
+from fxamp.runtime.program import written
 from fxamp.runtime.report import Report, report_on
 from fxamp.runtime.runner import Options, Runner
 
@@ -77,14 +78,13 @@ class AmpModule(nn.Module):
                 "no graph has been captured\n"
                 "  call the model; if it runs eagerly, amp.report().eager says why"
             )
-        module: GraphModule = program.module
-        return module
+        return written(program.module)
 
     @property
     def graph_modules(self) -> tuple[GraphModule, ...]:
         """All rewritten graphs, of the model and of the children of eager pieces."""
         return tuple(
-            module
+            written(module)
             for runner in self._runner.tree()
             for program in runner.all_programs()
             for module in program.modules()

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch._C import _DisableAutocast, _is_any_autocast_enabled
 from torch.fx import Graph, GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from fxamp.capture.capture import plain_saved_tensors
 from fxamp.capture.segments import Captured, Origin, Value
@@ -27,7 +28,7 @@ from fxamp.runtime.attribute_watch import AttributeWatch
 from fxamp.runtime.lower import FlatCode, lower
 from fxamp.runtime.watch import Slot, TensorWatch
 
-__all__ = ["Branch", "Operator", "Program", "build_program"]
+__all__ = ["Branch", "Operator", "Program", "build_program", "written"]
 
 Inputs = tuple[tuple[bool, int], ...]
 """For each input whether it is a number, and its place among the numbers or the values of the call."""
@@ -258,10 +259,16 @@ def _slot(source: Place | Constant, root: nn.Module) -> Slot:
     return source.slot(root), source.name
 
 
+def written(module: GraphModule) -> GraphModule:
+    """*module* with its Python code, which nobody has needed so far: programs run flat code."""
+    _LazyGraphModule.force_recompile(module)
+    return module
+
+
 def _graph_module(graph: Graph, sources: dict[Node, Source], root: nn.Module) -> GraphModule:
     """The recorded graph with the model's own tensors as attributes, under their own names."""
     attributes: dict[str, Any] = {}
     for node, source in sources.items():
         holder, name = _slot(source, root)
         attributes[str(node.target)] = holder[name]
-    return GraphModule(attributes, graph, class_name="AmpGraph")
+    return _LazyGraphModule(attributes, graph, class_name="AmpGraph")
