@@ -35,6 +35,7 @@ from torch.utils.weak import TensorWeakRef
 from fxamp.capture.attribute_reads import Read
 from fxamp.capture.kernel_dtypes import with_kernel_dtypes
 from fxamp.capture.pause import Pause
+from fxamp.capture.plain_fakes import fake_like
 from fxamp.capture.recording_mode import RecordingMode
 from fxamp.capture.refused_states import RefusedStates
 from fxamp.capture.segments import (
@@ -431,7 +432,7 @@ class Recorder:
     def _annotate(self, node: Node, value: object) -> None:
         node.meta["fact"] = fact_of(value)
         if self.concrete and isinstance(value, torch.Tensor):
-            value = self._fake_like(value)
+            value = fake_like(self.fakes, value)
         node.meta["number" if isinstance(value, _SYMBOLIC) else "val"] = value
 
     def _node_of_tensor(self, tensor: torch.Tensor) -> Node:
@@ -478,15 +479,11 @@ class Recorder:
         if type(tensor) not in _TENSOR_CLASSES:
             raise CaptureError(f"tensors of class {type(tensor).__qualname__} are not recorded")
         if id(tensor) not in self._fake_of:
-            fake = self._fake_like(tensor)
+            fake = fake_like(self.fakes, tensor)
             self._fake_of[id(tensor)] = fake
             self._real_of[id(fake)] = tensor
             self._alive.append(tensor)
         return self._fake_of[id(tensor)]
-
-    def _fake_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        fake = self.fakes.from_tensor(tensor.detach(), static_shapes=True)
-        return fake.requires_grad_(tensor.requires_grad)
 
     # --- the state around an operator ---------------------------------------------------------------
 
