@@ -1,4 +1,4 @@
-"""Fakes of parameters and buffers, which are mostly plain tensors: made in a tenth of the general way's time."""
+"""Fakes of parameters and buffers: most are plain tensors, whose fakes are made in a fraction of the time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["fake_like"]
 
 
 def fake_like(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
-    """A leaf in *mode*, of *tensor*'s own sizes and dtype, that takes part in the gradient if *tensor* does."""
+    """A leaf in *mode* with *tensor*'s own sizes and dtype; it requires grad if *tensor* does."""
     if _is_plain(tensor):
         shape, strides = tensor.shape, tensor.stride()
         with in_kernel_invocation_manager(mode):
