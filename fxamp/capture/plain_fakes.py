@@ -30,6 +30,6 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         and not tensor._is_view()
         and not tensor.is_inference()
         and not torch.is_inference_mode_enabled()
-        and tensor.storage_offset() == 0
-        and tensor.untyped_storage().nbytes() == tensor.nbytes
+        and bool(tensor.storage_offset() == 0)
+        and bool(tensor.untyped_storage().nbytes() == tensor.nbytes)
     )
