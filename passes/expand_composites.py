@@ -27,6 +27,7 @@ from fxamp.ir.operators import is_composite
 from fxamp.passes.base import Pass
 from fxamp.passes.classify import would_cast
 from fxamp.passes.flatten_regions import FlattenRegions
+from fxamp.passes.propagate_dtypes import fresh_fake
 from fxamp.policy import Policy
 from fxamp.policy.reentrant import REENTRANT
 
@@ -53,10 +54,10 @@ class ExpandComposites(Pass):
     fakes: FakeTensorMode
 
     def run(self, graph: Graph) -> bool:
-        known: dict[Any, bool] = {}  # calls that were looked at: does anything inside get cast?
+        known: _Known = {}
         return self._expand_all(graph, known)
 
-    def _expand_all(self, graph: Graph, known: dict[Any, bool]) -> bool:
+    def _expand_all(self, graph: Graph, known: _Known) -> bool:
         sizes: dict[sympy.Symbol, Node] = {}  # those that were read before the node
         changed = False
         for node in list(graph.nodes):
@@ -65,22 +66,20 @@ class ExpandComposites(Pass):
                 sizes.setdefault(node.meta["symbol"], node)
         return changed
 
-    def _expand(
-        self, graph: Graph, node: Node, known: dict[Any, bool], sizes: dict[sympy.Symbol, Node]
-    ) -> bool:
+    def _expand(self, graph: Graph, node: Node, known: _Known, sizes: dict[sympy.Symbol, Node]) -> bool:
         if not self._may_hide_rules(node):
             return False
         key = _call_key(node)
-        if known.get(key) is False:
+        found = known.get(key)
+        if key not in known or (found is not None and not set(found.sizes.values()) <= sizes.keys()):
+            body = self._body(node, sizes)
+            if body is None:  # what is inside stays unknown, so autocast itself must decide when it runs
+                node.meta["keep_region"] = True
+                return True
+            found = known[key] = body if self._open(body.graph, known) else None
+        if found is None:
             return False
-        body = self._body(node, sizes)
-        if body is None:  # what is inside stays unknown, so autocast itself must decide when it runs
-            node.meta["keep_region"] = True
-            return True
-        known[key] = self._open(body.graph, known)
-        if not known[key]:
-            return False
-        for inner in body.splice(graph, node):
+        for inner in found.splice(graph, node, sizes):
             if "symbol" in inner.meta:
                 sizes.setdefault(inner.meta["symbol"], inner)
         return True
@@ -96,7 +95,7 @@ class ExpandComposites(Pass):
                 continue
         return None
 
-    def _open(self, graph: Graph, known: dict[Any, bool]) -> bool:
+    def _open(self, graph: Graph, known: _Known) -> bool:
         """Expand inside the body too; say whether anything in it gets cast."""
         expanded = self._expand_all(graph, known)
         casting = [would_cast(inner, self.policy) for inner in graph.nodes]
@@ -118,17 +117,34 @@ class ExpandComposites(Pass):
 
 
 def _call_key(node: Node) -> Any:
-    """Calls with equal keys run through the same body: operator, facts of tensors, other arguments."""
-    arguments = map_arg((node.args, node.kwargs), lambda arg: str(arg.meta.get("fact")))
-    return (node.target, node.meta["region"], repr(arguments))
+    """Calls with equal keys run through the same body."""
+    places: dict[Node, int] = {}
+
+    def describe(arg: Node) -> str:
+        value = arg.meta.get("val", arg.meta.get("number"))
+        text = f"{places.setdefault(arg, len(places))} {arg.meta.get('fact')!r}"
+        if not isinstance(value, torch.Tensor):
+            return f"{text} {value}"
+        strided = value.layout is torch.strided
+        return f"{text} {(value.stride(), value.storage_offset()) if strided else arg.name}"
+
+    arguments = map_arg((node.args, node.kwargs), describe)
+    return (node.target, node.meta["region"], node.meta["grad"], repr(arguments))
 
 
 @dataclass
 class _Body:
-    """The recorded implementation of one composite call."""
+    """The recorded implementation of a composite call.
+
+    Attributes:
+        graph: What it calls.
+        tensors: Its inputs, in the order in which they first occur among the call's arguments.
+        sizes: Those of its inputs that are sizes.
+    """
 
     graph: Graph
-    inputs: dict[Node, Node]  # placeholder in the body -> node outside
+    tensors: list[Node]
+    sizes: dict[Node, sympy.Symbol]
 
     @staticmethod
     def record(
@@ -137,20 +153,24 @@ class _Body:
         assert isinstance(node.target, OpOverload)
         recorder = Recorder(fakes, node.meta["region"], lambda tensor: None, concrete=concrete)
         recorder.grad_at_entry = recorder.grad = node.meta["grad"]
-        inputs: dict[Node, Node] = {}
+        tensors: list[Node] = []
         values: dict[Node, Any] = {}
+        seen: set[int] = set()
 
         def value_of(arg: Node) -> Any:
             if arg not in values:
-                value = arg.meta.get("val", arg.meta.get("number"))
+                value: Any = arg.meta.get("val", arg.meta.get("number"))
                 if isinstance(value, torch.Tensor):
+                    if id(value) in seen:  # nodes of two copies of one body share it
+                        value = fresh_fake(arg, sized=False)
+                    seen.add(id(value))
                     value = _concrete(value) if concrete else value
-                    inputs[recorder.add_input(value, arg.name)] = arg
+                    tensors.append(recorder.add_input(value, arg.name))
                 values[arg] = value
             return values[arg]
 
         args, kwargs = map_arg((node.args, node.kwargs), value_of)
-        _share_sizes(recorder, sizes, inputs)
+        inner_sizes = _share_sizes(recorder, sizes)
         if concrete:
             args, kwargs = map_aggregate((args, kwargs), _number)
         with ExitStack() as stack:
@@ -160,11 +180,13 @@ class _Body:
             result = node.target._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
             recorder.finish(list(result) if isinstance(result, (tuple, list)) else [result])
         FlattenRegions(node.meta["region"], node.meta["grad"]).run(recorder.graph)
-        return _Body(recorder.graph, inputs)
+        used = {inner: symbol for inner, symbol in inner_sizes.items() if inner.users}
+        return _Body(recorder.graph, tensors, used)
 
-    def splice(self, graph: Graph, node: Node) -> list[Node]:
+    def splice(self, graph: Graph, node: Node, sizes: dict[sympy.Symbol, Node]) -> list[Node]:
         """Put the body in *node*'s place; give its nodes there."""
-        copied: dict[Node, Node] = dict(self.inputs)
+        copied = {inner: sizes[symbol] for inner, symbol in self.sizes.items()}
+        copied.update(zip(self.tensors, _tensors_in_order(node), strict=True))
         outputs: Any = ()
         for inner in self.graph.nodes:
             if inner.op == "placeholder":
@@ -180,14 +202,26 @@ class _Body:
         return [copy for inner, copy in copied.items() if inner.op != "placeholder"]
 
 
-def _share_sizes(recorder: Recorder, sizes: dict[sympy.Symbol, Node], inputs: dict[Node, Node]) -> None:
-    """Let the body use the *sizes* that the graph around it has read."""
+_Known = dict[Any, "_Body | None"]
+"""What calls look like inside, by key; ``None`` where nothing inside gets cast."""
+
+
+def _tensors_in_order(node: Node) -> list[Node]:
+    found: dict[Node, None] = {}
+    map_arg((node.args, node.kwargs), found.setdefault)
+    return [arg for arg in found if isinstance(arg.meta.get("val", arg.meta.get("number")), torch.Tensor)]
+
+
+def _share_sizes(recorder: Recorder, sizes: dict[sympy.Symbol, Node]) -> dict[Node, sympy.Symbol]:
+    """Let the body use the *sizes* that the graph around it has read; give its inputs for them."""
+    inner_sizes = {}
     for symbol, node in sizes.items():
         if symbol not in recorder.sizes.symbols:
             inner = recorder.graph.placeholder(node.name)
             inner.meta["fact"] = None
             recorder.sizes.symbols[symbol] = inner
-            inputs[inner] = node
+            inner_sizes[inner] = symbol
+    return inner_sizes
 
 
 def _replace(graph: Graph, node: Node, outputs: Any) -> None:
