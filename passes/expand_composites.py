@@ -27,6 +27,7 @@ from fxamp.ir.operators import is_composite
 from fxamp.passes.base import Pass
 from fxamp.passes.classify import would_cast
 from fxamp.passes.flatten_regions import FlattenRegions
+from fxamp.passes.propagate_dtypes import fresh_fake
 from fxamp.passes.symbolic_bodies import implementation
 from fxamp.policy import Policy
 from fxamp.policy.reentrant import REENTRANT
@@ -54,44 +55,54 @@ class ExpandComposites(Pass):
     fakes: FakeTensorMode
 
     def run(self, graph: Graph) -> bool:
-        known: dict[Any, bool] = {}  # calls that were looked at: does anything inside get cast?
-        expanded = [self._expand(graph, node, known) for node in list(graph.nodes)]
-        return any(expanded)
+        known: _Known = {}
+        return self._expand_all(graph, known)
 
-    def _expand(self, graph: Graph, node: Node, known: dict[Any, bool]) -> bool:
+    def _expand_all(self, graph: Graph, known: _Known) -> bool:
+        sizes: dict[sympy.Symbol, Node] = {}  # those that were read before the node
+        changed = False
+        for node in list(graph.nodes):
+            changed |= self._expand(graph, node, known, sizes)
+            if "symbol" in node.meta:
+                sizes.setdefault(node.meta["symbol"], node)
+        return changed
+
+    def _expand(self, graph: Graph, node: Node, known: _Known, sizes: dict[sympy.Symbol, Node]) -> bool:
         if not self._may_hide_rules(node):
             return False
         key = _call_key(node)
-        if known.get(key) is False:
+        found = known.get(key)
+        if key not in known or (found is not None and not set(found.sizes.values()) <= sizes.keys()):
+            body = self._body(node, sizes)
+            if body is None:  # what is inside stays unknown, so autocast itself must decide when it runs
+                node.meta["keep_region"] = True
+                return True
+            found = known[key] = body if self._open(body.graph, known) else None
+        if found is None:
             return False
-        body = self._body(node, graph)
-        if body is None:  # what is inside stays unknown, so autocast itself must decide when it runs
-            node.meta["keep_region"] = True
-            return True
-        known[key] = self._open(body.graph, known)
-        if not known[key]:
-            return False
-        body.splice(graph, node)
+        for inner in found.splice(graph, node, sizes):
+            if "symbol" in inner.meta:
+                sizes.setdefault(inner.meta["symbol"], inner)
         return True
 
-    def _body(self, node: Node, graph: Graph) -> _Body | None:
+    def _body(self, node: Node, sizes: dict[sympy.Symbol, Node]) -> _Body | None:
         assert isinstance(node.target, OpOverload)
         for concrete in (True,) if node.target.name() in _BY_BACKEND else (False, True):
             try:
-                return _Body.record(node, self.fakes, graph, concrete=concrete)
+                return _Body.record(node, self.fakes, sizes, concrete=concrete)
             except PolicyError:
                 raise
             except Exception:  # noqa: BLE001  whatever C++ code raises on tensors without values
                 continue
         return None
 
-    def _open(self, graph: Graph, known: dict[Any, bool]) -> bool:
+    def _open(self, graph: Graph, known: _Known) -> bool:
         """Expand inside the body too; say whether anything in it gets cast."""
-        expanded = [self._expand(graph, inner, known) for inner in list(graph.nodes)]
+        expanded = self._expand_all(graph, known)
         casting = [would_cast(inner, self.policy) for inner in graph.nodes]
         operators = [inner.target for inner in graph.nodes if isinstance(inner.target, OpOverload)]
         kept = [operator.name() in REENTRANT for operator in operators]
-        return any(expanded) or any(casting) or any(kept)
+        return expanded or any(casting) or any(kept)
 
     def _may_hide_rules(self, node: Node) -> bool:
         target = node.target
@@ -107,37 +118,60 @@ class ExpandComposites(Pass):
 
 
 def _call_key(node: Node) -> Any:
-    """Calls with equal keys run through the same body: operator, facts of tensors, other arguments."""
-    arguments = map_arg((node.args, node.kwargs), lambda arg: str(arg.meta.get("fact")))
-    return (node.target, node.meta["region"], repr(arguments))
+    """Calls with equal keys run through the same body."""
+    places: dict[Node, int] = {}
+
+    def describe(arg: Node) -> str:
+        value = arg.meta.get("val", arg.meta.get("number"))
+        text = f"{places.setdefault(arg, len(places))} {arg.meta.get('fact')!r}"
+        if not isinstance(value, torch.Tensor):
+            return f"{text} {value}"
+        strided = value.layout is torch.strided
+        return f"{text} {(value.stride(), value.storage_offset()) if strided else arg.name}"
+
+    arguments = map_arg((node.args, node.kwargs), describe)
+    return (node.target, node.meta["region"], node.meta["grad"], repr(arguments))
 
 
 @dataclass
 class _Body:
-    """The recorded implementation of one composite call."""
+    """The recorded implementation of a composite call.
+
+    Attributes:
+        graph: What it calls.
+        tensors: Its inputs, in the order in which they first occur among the call's arguments.
+        sizes: Those of its inputs that are sizes.
+    """
 
     graph: Graph
-    inputs: dict[Node, Node]  # placeholder in the body -> node outside
+    tensors: list[Node]
+    sizes: dict[Node, sympy.Symbol]
 
     @staticmethod
-    def record(node: Node, fakes: FakeTensorMode, outer: Graph, *, concrete: bool) -> _Body:
+    def record(
+        node: Node, fakes: FakeTensorMode, sizes: dict[sympy.Symbol, Node], *, concrete: bool
+    ) -> _Body:
         assert isinstance(node.target, OpOverload)
         recorder = Recorder(fakes, node.meta["region"], lambda tensor: None, concrete=concrete)
         recorder.grad_at_entry = recorder.grad = node.meta["grad"]
-        inputs: dict[Node, Node] = {}
+        tensors: list[Node] = []
         values: dict[Node, Any] = {}
+        seen: set[int] = set()
 
         def value_of(arg: Node) -> Any:
             if arg not in values:
-                value = arg.meta.get("val", arg.meta.get("number"))
+                value: Any = arg.meta.get("val", arg.meta.get("number"))
                 if isinstance(value, torch.Tensor):
+                    if id(value) in seen:  # nodes of two copies of one body share it
+                        value = fresh_fake(arg, sized=False)
+                    seen.add(id(value))
                     value = _concrete(value) if concrete else value
-                    inputs[recorder.add_input(value, arg.name)] = arg
+                    tensors.append(recorder.add_input(value, arg.name))
                 values[arg] = value
             return values[arg]
 
         args, kwargs = map_arg((node.args, node.kwargs), value_of)
-        _share_sizes(recorder, outer, node, inputs)
+        inner_sizes = _share_sizes(recorder, sizes)
         if concrete:
             args, kwargs = map_aggregate((args, kwargs), _number)
         with ExitStack() as stack:
@@ -147,11 +181,13 @@ class _Body:
             result = implementation(node.target)(*args, **kwargs)
             recorder.finish(list(result) if isinstance(result, (tuple, list)) else [result])
         FlattenRegions(node.meta["region"], node.meta["grad"]).run(recorder.graph)
-        return _Body(recorder.graph, inputs)
+        used = {inner: symbol for inner, symbol in inner_sizes.items() if inner.users}
+        return _Body(recorder.graph, tensors, used)
 
-    def splice(self, graph: Graph, node: Node) -> None:
-        """Put the body in *node*'s place."""
-        copied: dict[Node, Node] = dict(self.inputs)
+    def splice(self, graph: Graph, node: Node, sizes: dict[sympy.Symbol, Node]) -> list[Node]:
+        """Put the body in *node*'s place; give its nodes there."""
+        copied = {inner: sizes[symbol] for inner, symbol in self.sizes.items()}
+        copied.update(zip(self.tensors, _tensors_in_order(node), strict=True))
         outputs: Any = ()
         for inner in self.graph.nodes:
             if inner.op == "placeholder":
@@ -164,19 +200,29 @@ class _Body:
             copied[inner].meta["where"] = node.meta.get("where")
             copied[inner].meta.setdefault("inside", node.target)
         _replace(graph, node, outputs)
+        return [copy for inner, copy in copied.items() if inner.op != "placeholder"]
 
 
-def _share_sizes(recorder: Recorder, outer: Graph, until: Node, inputs: dict[Node, Node]) -> None:
-    """Let the body use the sizes that the graph around it has read."""
-    for node in outer.nodes:
-        if node is until:
-            return
-        symbol: sympy.Symbol | None = node.meta.get("symbol")
-        if symbol is not None and symbol not in recorder.sizes.symbols:
+_Known = dict[Any, "_Body | None"]
+"""What calls look like inside, by key; ``None`` where nothing inside gets cast."""
+
+
+def _tensors_in_order(node: Node) -> list[Node]:
+    found: dict[Node, None] = {}
+    map_arg((node.args, node.kwargs), found.setdefault)
+    return [arg for arg in found if isinstance(arg.meta.get("val", arg.meta.get("number")), torch.Tensor)]
+
+
+def _share_sizes(recorder: Recorder, sizes: dict[sympy.Symbol, Node]) -> dict[Node, sympy.Symbol]:
+    """Let the body use the *sizes* that the graph around it has read; give its inputs for them."""
+    inner_sizes = {}
+    for symbol, node in sizes.items():
+        if symbol not in recorder.sizes.symbols:
             inner = recorder.graph.placeholder(node.name)
             inner.meta["fact"] = None
             recorder.sizes.symbols[symbol] = inner
-            inputs[inner] = node
+            inner_sizes[inner] = symbol
+    return inner_sizes
 
 
 def _replace(graph: Graph, node: Node, outputs: Any) -> None:

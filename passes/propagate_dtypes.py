@@ -1,14 +1,14 @@
 """Give every node its fact, by running operators on fake tensors.
 
 Before: nodes that a front end recorded have facts; others (from a graph that the user brought) may not.
-After:  every node has one.  ``run_on_fakes`` is also how the verifier sees what a rewritten graph gives.
+After:  every node has one.  ``facts_on_fakes`` is how the verifier sees what a rewritten graph gives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, cast
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
@@ -22,11 +22,14 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from fxamp.ir.blocks import is_opaque_call
-from fxamp.ir.facts import Fact, example_size, fact_of
+from fxamp.ir.facts import Fact, Facts, example_size, fact_of
 from fxamp.ir.regions import no_autocast, run_in_region
 from fxamp.passes.base import Pass
+from fxamp.passes.known_results import Kind, KnownResults, StandIn, facts_of, real
 
-__all__ = ["PropagateDtypes", "fresh_fake", "run_on_fakes"]
+__all__ = ["PropagateDtypes", "facts_on_fakes", "fresh_fake", "run_on_fakes"]
+
+_NEEDS_SYMBOLS = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 
 
 @dataclass(frozen=True)
@@ -61,12 +64,39 @@ def run_on_fakes(graph: Graph, fakes: FakeTensorMode, see: Callable[[Node, objec
     same dtypes; a graph whose sizes depend on data is run symbolically.
     """
     try:
-        _run(graph, FakeTensorMode(allow_non_fake_inputs=True), see, sized=True)
-    except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException):
-        _run(graph, fakes, see, sized=False)
+        _run(graph, FakeTensorMode(allow_non_fake_inputs=True), see, _sized_value)
+    except _NEEDS_SYMBOLS:
+        _run(graph, fakes, see, _symbolic_value)
 
 
-def _run(graph: Graph, mode: FakeTensorMode, see: Callable[[Node, object], None], *, sized: bool) -> None:
+def facts_on_fakes(graph: Graph, fakes: FakeTensorMode, see: Callable[[Node, Facts], None]) -> None:
+    """Call ``see(node, facts)`` on what :func:`run_on_fakes` would see; repeated calls are not run again."""
+    known = KnownResults(graph)
+
+    def note(node: Node, value: object) -> None:
+        see(node, facts_of(value))
+
+    def value_of(node: Node, values: dict[Node, Any]) -> object:
+        if node.op in ("placeholder", "get_attr"):
+            return _sized_stand_in(node)
+        if node.target is run_in_region or is_opaque_call(node):
+            return _sized_value(node, {used: real(values[used]) for used in node.all_input_nodes})
+        args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+        assert callable(node.target)
+        return known.call(node.target, args, kwargs)
+
+    try:
+        _run(graph, FakeTensorMode(allow_non_fake_inputs=True), note, value_of)
+    except _NEEDS_SYMBOLS:
+        _run(graph, fakes, note, _symbolic_value)
+
+
+def _run(
+    graph: Graph,
+    mode: FakeTensorMode,
+    see: Callable[[Node, object], None],
+    value_of: Callable[[Node, dict[Node, Any]], object],
+) -> None:
     values: dict[Node, Any] = {}
     grad = torch.is_grad_enabled()
     try:
@@ -74,10 +104,18 @@ def _run(graph: Graph, mode: FakeTensorMode, see: Callable[[Node, object], None]
             for node in graph.nodes:
                 if node.op == "output":
                     return
-                values[node] = _value(node, values, sized=sized)
+                values[node] = value_of(node, values)
                 see(node, values[node])
     finally:
         torch.set_grad_enabled(grad)
+
+
+def _sized_value(node: Node, values: dict[Node, Any]) -> object:
+    return _value(node, values, sized=True)
+
+
+def _symbolic_value(node: Node, values: dict[Node, Any]) -> object:
+    return _value(node, values, sized=False)
 
 
 def _value(node: Node, values: dict[Node, Any], *, sized: bool) -> object:
@@ -135,11 +173,27 @@ def _fresh_result(value: torch.Tensor, *, sized: bool) -> torch.Tensor:
         return fake.requires_grad_().clone()
 
 
+def _sized_stand_in(node: Node) -> object:
+    """What :func:`fresh_fake` makes, made when it is needed."""
+    value, fact = node.meta.get("val"), node.meta["fact"]
+    if not isinstance(value, torch.Tensor) or not isinstance(fact, Fact):
+        return fresh_fake(node, sized=True)
+    shape, strides = _example_layout(value)
+    kind = Kind(value.dtype, value.device, shape, strides, 0, fact.requires_grad)
+    return StandIn(
+        kind, replace(fact, dtype=value.dtype), lambda: cast("torch.Tensor", fresh_fake(node, sized=True))
+    )
+
+
 def _of_example_size(value: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(*_example_layout(value), dtype=value.dtype, device=value.device)
+
+
+def _example_layout(value: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Sizes and strides in the example."""
     if value.layout is not torch.strided:
         raise DynamicOutputShapeException(None)  # type: ignore[arg-type]
-    shape, strides = (tuple(map(_hint, numbers)) for numbers in (value.shape, value.stride()))
-    return torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device)
+    return tuple(map(_hint, value.shape)), tuple(map(_hint, value.stride()))
 
 
 def _hint(number: int | torch.SymInt) -> int:

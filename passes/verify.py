@@ -20,12 +20,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
 
 from fxamp.errors import CaptureError, InvariantError, PolicyError
-from fxamp.ir.facts import Fact, fact_of
+from fxamp.ir.facts import Fact, Facts
 from fxamp.ir.regions import enter_region
 from fxamp.ir.where import locate
 from fxamp.passes.base import Pass
 from fxamp.passes.classify import would_cast
-from fxamp.passes.propagate_dtypes import run_on_fakes
+from fxamp.passes.propagate_dtypes import facts_on_fakes
 from fxamp.policy import CastPolicy, Policy
 
 __all__ = ["Verify"]
@@ -62,7 +62,7 @@ class Verify(Pass):
                     f"obeyed: {locate(node)} still has an argument to cast to {decision.target}"
                 )
         try:
-            run_on_fakes(graph, self.fakes, _compare)
+            facts_on_fakes(graph, self.fakes, _compare)
         except InvariantError as error:
             if self.policy == Policy.native(self.policy.device_type, self.policy.low):
                 raise
@@ -73,8 +73,8 @@ class Verify(Pass):
         return False
 
 
-def _compare(node: Node, value: object) -> None:
-    _compare_facts(node, node.meta.get("fact"), fact_of(value))
+def _compare(node: Node, found: Facts) -> None:
+    _compare_facts(node, node.meta.get("fact"), found)
 
 
 def _compare_facts(node: Node, recorded: object, found: object) -> None:

@@ -29,6 +29,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.fx import Graph, GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
@@ -38,6 +39,7 @@ from torch.utils.weak import TensorWeakRef
 from fxamp.capture.attribute_reads import Read
 from fxamp.capture.kernel_dtypes import with_kernel_dtypes
 from fxamp.capture.pause import Pause
+from fxamp.capture.plain_fakes import fake_like
 from fxamp.capture.recording_mode import RecordingMode
 from fxamp.capture.refused_states import RefusedStates
 from fxamp.capture.segments import (
@@ -148,6 +150,7 @@ class Recorder:
         self.graph = Graph()
         self.sizes = SizeNodes(self.graph, self._lift_number)
         self.sources: dict[Node, Source] = {}
+        self._constants = 0
         self.origins: list[Origin] = []
         self._region_at_entry = self._region
         self._nodes: dict[int, Node] = {}
@@ -346,7 +349,7 @@ class Recorder:
             outputs = list({id(tensor): tensor for tensor in outputs}.values())
         self.finish(list(outputs))
         with self.unnoted():
-            module = GraphModule(dict(self.blocks), self.graph, "Block")
+            module = _LazyGraphModule(dict(self.blocks), self.graph, "Block")
         block = Block(
             module,
             tuple(origin.node for origin in self.origins if isinstance(origin, Outer)),
@@ -632,7 +635,7 @@ class Recorder:
     def _annotate(self, node: Node, value: object) -> None:
         node.meta["fact"] = fact_of(value)
         if self.concrete and isinstance(value, torch.Tensor):
-            value = self._fake_like(value)
+            value = fake_like(self.fakes, value)
         node.meta["number" if isinstance(value, _SYMBOLIC) else "val"] = value
 
     def _node_of_tensor(self, tensor: torch.Tensor) -> Node:
@@ -670,7 +673,8 @@ class Recorder:
     def _name_of(self, source: Source) -> str:
         if not isinstance(source, Constant):
             return source.qualified
-        return f"_constant{sum(isinstance(other, Constant) for other in self.sources.values())}"
+        self._constants += 1
+        return f"_constant{self._constants - 1}"
 
     def _fake(self, values: Any) -> Any:
         def fake(value: Any) -> Any:
@@ -684,15 +688,11 @@ class Recorder:
         if type(tensor) not in _TENSOR_CLASSES:
             raise CaptureError(f"tensors of class {type(tensor).__qualname__} are not recorded")
         if id(tensor) not in self._fake_of:
-            fake = self._fake_like(tensor)
+            fake = fake_like(self.fakes, tensor)
             self._fake_of[id(tensor)] = fake
             self._real_of[id(fake)] = tensor
             self._alive.append(tensor)
         return self._fake_of[id(tensor)]
-
-    def _fake_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        fake = self.fakes.from_tensor(tensor.detach(), static_shapes=True)
-        return fake.requires_grad_(tensor.requires_grad)
 
     # --- the state around an operator ---------------------------------------------------------------
 

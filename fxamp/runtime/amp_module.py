@@ -17,6 +17,7 @@ from fxamp.errors import ArgumentError
 from fxamp.ir.regions import Region
 from fxamp.runtime.grad_scaler import GradScaler
 from fxamp.runtime.methods import bound_to, signed_like
+from fxamp.runtime.program import with_code
 from fxamp.runtime.report import Report, report_on
 from fxamp.runtime.runner import Options, Runner
 
@@ -93,14 +94,13 @@ class AmpModule(nn.Module):
                 "no graph has been captured\n"
                 "  call the model; if it runs eagerly, amp.report().eager says why"
             )
-        module: GraphModule = program.module
-        return module
+        return with_code(program.module)
 
     @property
     def graph_modules(self) -> tuple[GraphModule, ...]:
         """All rewritten graphs, of the model and of the children of eager pieces."""
         return tuple(
-            module
+            with_code(module)
             for runner in self._runner.tree()
             for program in runner.all_programs()
             for module in program.modules()

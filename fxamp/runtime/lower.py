@@ -27,6 +27,7 @@ __all__ = ["FlatCode", "lower"]
 
 _CAST_METHODS = {torch.bfloat16: "bfloat16", torch.float16: "half", torch.float32: "float"}
 _ARITHMETIC = {operator.add: "+", operator.sub: "-", operator.mul: "*", operator.floordiv: "//"}
+_EQUAL_BY_TEXT = (torch.dtype, torch.device, torch.layout, torch.memory_format, float, complex)
 
 _SIZES = {torch.ops.aten.sym_size.int: "size", torch.ops.aten.sym_stride.int: "stride"}
 
@@ -66,13 +67,15 @@ class _Writer:
     keep_cast: Callable[..., torch.Tensor] | None
     scope: dict[str, Any] = field(default_factory=dict)
     names: dict[Node, str] = field(default_factory=dict)
-    constants: dict[int, str] = field(default_factory=dict)
+    taken: set[str] = field(default_factory=set)
+    constants: dict[Any, str] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
 
     def write(self) -> str:
         last_uses = _last_uses(self.graph)
         for node in self.graph.nodes:
             self.names[node] = f"{node.name}_" if keyword.iskeyword(node.name) else node.name
+        self.taken = {*self.names.values(), "run", "inputs", "tensors", "grad"}
         inputs = [self.names[n] for n in self.graph.nodes if n.op == "placeholder"]
         tensors = [self.names[n] for n in self.graph.nodes if is_source(n)]
         for node in self.graph.nodes:
@@ -147,13 +150,13 @@ class _Writer:
         return self._constant(target, name)
 
     def _constant(self, value: Any, name: str) -> str:
-        if id(value) not in self.constants:
-            taken = {*self.scope, *self.names.values()}
-            while name in taken or keyword.iskeyword(name) or name in ("run", "inputs", "tensors", "grad"):
+        key = (type(value), str(value)) if isinstance(value, _EQUAL_BY_TEXT) else id(value)
+        if key not in self.constants:
+            while name in self.scope or name in self.taken or keyword.iskeyword(name):
                 name = f"{name}_"
-            self.constants[id(value)] = name
+            self.constants[key] = name
             self.scope[name] = value
-        return self.constants[id(value)]
+        return self.constants[key]
 
     def _text(self, value: Any) -> str:
         if isinstance(value, Node):

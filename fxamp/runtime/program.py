@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch._C import _DisableAutocast, _is_any_autocast_enabled
 from torch.fx import Graph, GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from fxamp.capture.capture import plain_saved_tensors
 from fxamp.capture.segments import Captured, Number, Origin, Outer
@@ -31,7 +32,7 @@ from fxamp.runtime.lower import FlatCode, lower
 from fxamp.runtime.undo import written
 from fxamp.runtime.watch import Slot, TensorWatch
 
-__all__ = ["Branch", "Operator", "Program", "build_program"]
+__all__ = ["Branch", "Operator", "Program", "build_program", "with_code"]
 
 Inputs = tuple[tuple[bool, int], ...]
 """For each input whether it is a number, and its place among the numbers or the values of the call."""
@@ -288,6 +289,14 @@ def _slot(source: Place | Constant, root: nn.Module) -> Slot:
     return source.slot(root), source.name
 
 
+def with_code(module: GraphModule) -> GraphModule:
+    """*module* with its Python code, which nobody has needed so far: programs run flat code."""
+    for child in module.modules():
+        if isinstance(child, GraphModule):
+            _LazyGraphModule.force_recompile(child)
+    return module
+
+
 def _graph_module(
     graph: Graph,
     sources: dict[Node, Source],
@@ -300,4 +309,4 @@ def _graph_module(
     for node, source in sources.items():
         holder, name = _slot(source, root)
         attributes[str(node.target)] = holder[name]
-    return GraphModule(attributes, graph, class_name="AmpGraph")
+    return _LazyGraphModule(attributes, graph, class_name="AmpGraph")

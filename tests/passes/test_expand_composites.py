@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.fx import Node
 
+import fxamp
 from fxamp.ir.regions import Region
 from fxamp.ir.text import show
+from fxamp.passes import expand_composites
 from fxamp.passes.expand_composites import ExpandComposites
 from tests.passes.checks import BF16, check, prepared
 
@@ -101,3 +107,32 @@ def test_the_opened_body_keeps_the_source_line_and_says_what_it_was() -> None:
     assert bmm.meta["inside"] is torch.ops.aten.einsum.default
     assert "einsum" in bmm.meta["where"].source
     assert bmm.meta["region"] == BF16
+
+
+class _Alike(nn.Module):
+    """The same composite three times; the third joins the results of the others."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        one = torch.einsum("ab,bc->ac", x, y)
+        two = torch.einsum("ab,bc->ac", x, y)
+        one.mul_(2)
+        return torch.einsum("ab,bc->ac", one, two.neg_())
+
+
+def test_calls_that_are_alike_get_copies_of_one_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies: list[object] = []
+    record = expand_composites._Body.record
+
+    def counted(node: Node, *args: Any, **kwargs: Any) -> Any:
+        bodies.append(node.target)
+        return record(node, *args, **kwargs)
+
+    monkeypatch.setattr(expand_composites._Body, "record", counted)
+    model, x, y = _Alike(), torch.randn(4, 4), torch.randn(4, 4)
+    amp = fxamp.convert(model, dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = model(x, y)
+    assert torch.equal(amp(x, y), expected)
+    assert not torch.equal(expected, torch.zeros(4, 4))
+    assert bodies.count(torch.ops.aten.einsum.default) == 2  # of float32 tensors, and of bfloat16 ones
+    assert not amp.eager_modules

@@ -1,0 +1,35 @@
+"""Fakes of parameters and buffers: most are plain tensors, whose fakes are made in a fraction of the time."""
+
+from __future__ import annotations
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+
+__all__ = ["fake_like"]
+
+
+def fake_like(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
+    """A leaf in *mode* with *tensor*'s own sizes and dtype; it requires grad if *tensor* does."""
+    if _is_plain(tensor):
+        shape, strides = tensor.shape, tensor.stride()
+        with in_kernel_invocation_manager(mode):
+            meta = torch.empty_strided(shape, strides, dtype=tensor.dtype, device="meta")
+        fake: torch.Tensor = FakeTensor(mode, meta, tensor.device)
+    else:
+        fake = mode.from_tensor(tensor.detach(), static_shapes=True)
+    return fake.requires_grad_(tensor.requires_grad)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether sizes, strides, dtype and device are all that there is to *tensor*."""
+    special = tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg()
+    return (
+        tensor.layout is torch.strided
+        and tensor.device.type != "meta"
+        and not special
+        and not tensor._is_view()
+        and not tensor.is_inference()
+        and not torch.is_inference_mode_enabled()
+        and bool(tensor.storage_offset() == 0)
+        and bool(tensor.untyped_storage().nbytes() == tensor.nbytes)
+    )
