@@ -251,7 +251,7 @@ def an_item_used_as_a_number(s: Any, x: Tensor) -> Any:
     return s.f(x) * x.abs().max().item()
 
 
-@_model(_rows, f=_linear)
+@_model(_rows, f=_linear, whole=False)
 def an_error_that_eager_catches_too(s: Any, x: Tensor) -> Any:
     try:
         return s.f(x).view(5, 5)
@@ -259,10 +259,10 @@ def an_error_that_eager_catches_too(s: Any, x: Tensor) -> Any:
         return s.f(x) * 2
 
 
-# --- what must stay eager ------------------------------------------------------------------------------
+# --- what reads values, draws numbers, counts, or runs again: in a graph, or honestly eager ---------------
 
 
-@_model(_rows, f=_linear, whole=False)
+@_model(_rows, f=_linear)
 def a_refusal_that_the_model_swallows(s: Any, x: Tensor) -> Any:
     try:
         scale = float(x.sum())
@@ -297,24 +297,24 @@ class _StraightThrough(torch.autograd.Function):
         return grad
 
 
-@_model(_rows, f=_linear, whole=False)
+@_model(_rows, f=_linear)
 def a_straight_through_estimator_and_a_weight_that_eager_code_uses(s: Any, x: Tensor) -> Any:
     return s.f(_StraightThrough.apply(s.f(x))) + functional.linear(x, s.f.weight)
 
 
-@_model(_rows, f=_linear, g=lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU()), whole=False)
+@_model(_rows, f=_linear, g=lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
 def a_value_branch_beside_a_shared_weight(s: Any, x: Tensor) -> Any:
     y = s.f(x)
     z = functional.linear(y.float(), s.f.weight)
     return z if z.sum() > 0 else -s.g(z)
 
 
-@_model(_rows, f=_linear, g=_linear, whole=False)
+@_model(_rows, f=_linear, g=_linear)
 def a_reentrant_checkpoint(s: Any, x: Tensor) -> Any:
     return checkpoint(s.f, s.g(x), use_reentrant=True)
 
 
-@_model(_rows, blocks=lambda: nn.ModuleList(_block() for _ in range(3)), whole=False)
+@_model(_rows, blocks=lambda: nn.ModuleList(_block() for _ in range(3)))
 def checkpoints_in_a_row(s: Any, x: Tensor) -> Any:
     for block in s.blocks:
         x = checkpoint(block, x, use_reentrant=False)

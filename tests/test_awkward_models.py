@@ -42,7 +42,12 @@ def _assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 def _check(name: str, dtype: torch.dtype, mode: str) -> None:
     with MODES[mode]():
-        expected, _ = _two_calls(name, dtype, converted=False)
+        try:
+            expected, _ = _two_calls(name, dtype, converted=False)
+        except RuntimeError as error:
+            if "could not create a primitive" not in str(error):
+                raise
+            pytest.skip(f"this CPU cannot run it under eager autocast: {error}")
         found, amp = _two_calls(name, dtype, converted=True)
     for one, other in zip(found, expected, strict=True):
         _assert_same(one, other)
