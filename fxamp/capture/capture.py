@@ -165,7 +165,7 @@ def _record(
     reads = AttributeReads(mirror.origins if mirror else {})
     recorder.new_reads, recorder.unnoted = reads.new, reads.suspended
     randomness = RandomnessRefused(recorder.refuse)
-    interlude.suspend += [randomness.suspended, reads.suspended]
+    interlude.suspend += [randomness.suspended, reads.suspended, recorder.closed]
     faked = [fake_input(recorder.fakes, leaf, sizes) for leaf, sizes in zip(leaves, symbolic, strict=True)]
     args, kwargs = unflatten(spec, faked)
     objects = mutable_objects((args, kwargs))

@@ -60,7 +60,7 @@ def _generator(recorder: Recorder, original: Callable[..., Any], here: int) -> C
     signature = inspect.signature(original)
 
     def generator(*given: Any, **named: Any) -> Iterator[None]:
-        if threading.get_ident() != here:
+        if threading.get_ident() != here or not recorder.is_open:
             yield from original(*given, **named)
             return
         if not torch.is_grad_enabled():
@@ -97,7 +97,7 @@ class _Reentrant:
 
     def apply(self, function: Callable[..., Any], preserve: bool, *args: Any) -> Any:  # noqa: FBT001
         """What ``CheckpointFunction.apply`` does."""
-        if threading.get_ident() != self._here:
+        if threading.get_ident() != self._here or not self._recorder.is_open:
             return self._original.apply(function, preserve, *args)
         if not torch.is_grad_enabled():
             return function(*args)

@@ -420,6 +420,15 @@ class Recorder:
         """Whether anything is being recorded: not inside of a node."""
         return not self._inside
 
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """What the real call does inside is no matter of the recording."""
+        self._inside, before = True, self._inside
+        try:
+            yield
+        finally:
+            self._inside = before
+
     def record_function(
         self,
         function: CustomFunction,
