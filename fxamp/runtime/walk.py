@@ -53,6 +53,7 @@ class Walk:
         self._numbers: tuple[Any, ...] = ()
         self._answers: list[tuple[Spec, list[Any]]] = []
         self._undo = Undo()
+        self._started = False
         self._sizes = Sizes.FIXED
         self._position = 0
         self.following = False
@@ -97,7 +98,7 @@ class Walk:
 
     def undo(self) -> None:
         """Take back what the call has done so far."""
-        if self.begun:
+        if self._started:
             self._undo.restore()
 
     def _enter(self, program: Program) -> None:
@@ -114,6 +115,7 @@ class Walk:
     def _execute(self, program: Program, tensors: Sequence[torch.Tensor]) -> None:
         assert program.operator is not None
         values = self._gather(program.inputs)
+        self._started = True  # even if it does not come to its end
         for source, indices in zip((values, tensors), program.written, strict=True):
             self._undo.save(source[index] for index in indices)
         self._values += program.outputs(values, tensors)

@@ -165,3 +165,46 @@ def test_a_hook_of_the_user_makes_its_module_eager_beside_known_ones() -> None:
         assert equal(amp(x), expected)
     assert seen == [torch.bfloat16, torch.bfloat16]
     assert "0" in amp.eager_modules
+
+
+def test_a_real_call_that_fails_in_the_middle_of_capture_leaves_no_trace() -> None:
+    class Fails(torch.autograd.Function):
+        """Fails where it runs for real, the first time."""
+
+        failures = 0
+
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            if Fails.failures == 0 and type(x) is Tensor:
+                Fails.failures = 1
+                raise RuntimeError("out of luck")
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return grads[0]
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.norm, self.drop = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.drop(self.norm(self.a(x)))
+            h = Fails.apply(h)
+            result: Tensor = h if h.sum() > 1e9 else self.a(h)
+            return result
+
+    Fails.failures = 1
+    torch.manual_seed(0)
+    model = Model()
+    twin = copy.deepcopy(model)
+    x = torch.randn(6, 4)
+    torch.manual_seed(1)
+    with autocast(torch.bfloat16):
+        expected = twin(x)
+    Fails.failures = 0
+    torch.manual_seed(1)
+    assert equal(fxamp.convert(model, dtype=torch.bfloat16)(x), expected)
+    for ours, theirs in zip(model.buffers(), twin.buffers(), strict=True):
+        assert equal(ours, theirs)
