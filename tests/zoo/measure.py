@@ -38,14 +38,14 @@ class Shares:
 class _Counter(TorchDispatchMode):
     def __init__(self, shares: Shares) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.shares, self.depth = shares, 0
+        self.shares, self.depth, self.recording = shares, 0, False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _NOT_COUNTED:
             pass
         elif self.depth:
             self.shares.inside += 1
-        else:
+        elif not self.recording:  # a call that takes a new way is recorded, on fake tensors, while it runs
             name = str(func.overloadpacket).removeprefix("aten.")
             self.shares.outside += 1
             self.shares.names_outside[name] = self.shares.names_outside.get(name, 0) + 1
@@ -57,6 +57,15 @@ def counted(shares: Shares) -> Iterator[None]:
     """Count into *shares* the operators that are dispatched while this is open."""
     counter, module = _Counter(shares), fxamp.runtime.program
     run, save = module._run, Undo.save
+    runner: Any = fxamp.runtime.runner
+    capture = runner.capture
+
+    def recording(*args: Any, **kwargs: Any) -> Any:
+        counter.recording, before = True, counter.recording
+        try:
+            return capture(*args, **kwargs)
+        finally:
+            counter.recording = before
 
     def counting(*args: Any) -> Any:
         counter.depth += 1
@@ -72,6 +81,7 @@ def counted(shares: Shares) -> Iterator[None]:
     with (
         mock.patch.object(module, "_run", counting),
         mock.patch.object(Undo, "save", not_counting),
+        mock.patch.object(runner, "capture", recording),
         counter,
     ):
         yield
