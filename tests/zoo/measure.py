@@ -58,14 +58,16 @@ def counted(shares: Shares) -> Iterator[None]:
     counter, module = _Counter(shares), fxamp.runtime.program
     run, save = module._run, Undo.save
     runner: Any = fxamp.runtime.runner
-    capture = runner.capture
 
-    def recording(*args: Any, **kwargs: Any) -> Any:
-        counter.recording, before = True, counter.recording
-        try:
-            return capture(*args, **kwargs)
-        finally:
-            counter.recording = before
+    def recording(function: Any) -> Any:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            counter.recording, before = True, counter.recording
+            try:
+                return function(*args, **kwargs)
+            finally:
+                counter.recording = before
+
+        return called
 
     def counting(*args: Any) -> Any:
         counter.depth += 1
@@ -81,7 +83,8 @@ def counted(shares: Shares) -> Iterator[None]:
     with (
         mock.patch.object(module, "_run", counting),
         mock.patch.object(Undo, "save", not_counting),
-        mock.patch.object(runner, "capture", recording),
+        mock.patch.object(runner, "capture", recording(runner.capture)),
+        mock.patch.object(runner, "build_program", recording(runner.build_program)),
         counter,
     ):
         yield
