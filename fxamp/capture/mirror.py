@@ -24,7 +24,11 @@ from fxamp.capture.sources import Place
 from fxamp.errors import CaptureError
 from fxamp.ir.modules import is_opaque
 
-__all__ = ["Mirror", "Rebinding"]
+__all__ = ["ChangedModelError", "Mirror", "Rebinding"]
+
+
+class ChangedModelError(CaptureError):
+    """The call changes the model in a way that a graph cannot replay; the next one may find it done."""
 
 
 @dataclass(frozen=True)
@@ -142,14 +146,14 @@ class Mirror:
             if name in INSTALLED:
                 continue
             if name not in after or (name not in before and not isinstance(after[name], torch.Tensor)):
-                raise CaptureError(f"forward adds or removes the attribute {place.qualified!r}")
+                raise ChangedModelError(f"forward adds or removes the attribute {place.qualified!r}")
             old, new = before.get(name), after[name]
             if name in HOOK_DICTS and all_known(new):
                 continue
             if isinstance(new, torch.Tensor) and new is not old:
                 found.append(Rebinding(place, new))
             elif not self._alike(old, new):
-                raise CaptureError(f"forward changes the attribute {place.qualified!r}")
+                raise ChangedModelError(f"forward changes the attribute {place.qualified!r}")
         return found
 
     def _alike(self, old: Any, new: Any) -> bool:

@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from fxamp.capture.capture import capture
+from fxamp.capture.mirror import ChangedModelError
 from fxamp.capture.segments import Captured, NeedsValuesError
 from fxamp.capture.structure import Spec, flatten
 from fxamp.capture.symbols import Sizes
@@ -67,10 +68,12 @@ class Failure:
     Attributes:
         reason: For people.
         whole: Whether the module must run as it is, since Dynamo, which it uses, does not know shadows.
+        passing: Whether another try may succeed: the call did to the model what a first call does.
     """
 
     reason: str
     whole: bool = False
+    passing: bool = False
 
 
 class Runner:
@@ -101,6 +104,7 @@ class Runner:
         self.last: Program | None = None
         self._latest: Latest | None = None
         self._surveyed: set[Any] = set()
+        self._forgiven: set[Any] = set()
         self._changed: Cause | None = None
         self._lock = threading.RLock()
         self._watch = ModuleWatch(function) if isinstance(function, nn.Module) else None
@@ -253,6 +257,7 @@ class Runner:
             program, _ = self._find(key, leaves)  # another thread may have been faster
             if program is not None:
                 return program
+            self._forgive(key)
             refused = self._failed(key) in self.failures or self._is_uninitialized()
             if refused or not self._may_capture(key, leaves):
                 return None
@@ -268,7 +273,8 @@ class Runner:
                 if walk is None and isinstance(error, NeedsValuesError):
                     self.recaptures.withdraw(self.path, family_of(key))
                     return None  # they come with the first real call
-                self.failures[key] = Failure(str(error), whole=_is_from_dynamo(error))
+                passing = isinstance(error, ChangedModelError)
+                self.failures[key] = Failure(str(error), _is_from_dynamo(error), passing)
             except (PolicyError, InvariantError, ArgumentError):
                 self.recaptures.withdraw(self.path, family_of(key))
                 raise
@@ -283,6 +289,13 @@ class Runner:
                 return None
             self._keep(key, walk.path[0] if walk is not None and walk.path else program)
             return program
+
+    def _forgive(self, key: Any) -> None:
+        """Let a call be captured that could not be because it set attributes, as a first call may; once."""
+        failure = self.failures.get(key)
+        if failure is not None and failure.passing and key not in self._forgiven:
+            self._forgiven.add(key)
+            del self.failures[key]
 
     def _keep(self, key: Any, program: Program) -> None:
         """Put *program* first among those of its signature."""

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
+from fxamp.capture.mirror import ChangedModelError
 from fxamp.capture.segments import Captured
 from fxamp.capture.structure import Spec, flatten_results
 from fxamp.capture.symbols import Sizes
-from fxamp.errors import CaptureError, InvariantError
+from fxamp.errors import InvariantError
 from fxamp.runtime.program import Branch, Inputs, Program
 from fxamp.runtime.signature import describe
 from fxamp.runtime.undo import Undo
@@ -183,5 +184,5 @@ def _tensors_of(program: Program) -> Sequence[torch.Tensor]:
     """The tensors that a fresh *program* reads."""
     tensors = program.tensors()
     if tensors is None:
-        raise CaptureError(f"the model was changed while it was captured: {program.difference()}")
+        raise ChangedModelError(f"the model was changed while it was captured: {program.difference()}")
     return tensors

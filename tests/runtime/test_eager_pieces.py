@@ -137,3 +137,20 @@ def test_a_fault_of_fxamp_warns_and_the_model_runs_eagerly(monkeypatch: pytest.M
         found = amp(x)
     with autocast(torch.bfloat16):
         assert equal(found, model(x))
+
+
+def test_what_a_first_call_sets_does_not_keep_a_model_eager() -> None:
+    class Lazy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.f, self.scale = nn.Linear(4, 4), None
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.scale is None:
+                self.scale = 2.0 if x.shape[1] == 4 else 1.0
+            result: Tensor = self.f(x) * self.scale
+            return result
+
+    amp = _compare_calls(Lazy(), (torch.randn(3, 4),), example=False)
+    assert amp.eager_modules == ()
+    assert len(amp.graph_modules) >= 1

@@ -47,7 +47,7 @@ TRANSFORMS: dict[str, Callable[[nn.Module], Any]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")
 @pytest.mark.parametrize("captured", [False, True], ids=["at once", "after a plain call"])
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 def test_a_transform_of_a_converted_model(transform: Callable[[nn.Module], Any], captured: bool) -> None:
