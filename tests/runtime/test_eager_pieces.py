@@ -143,7 +143,8 @@ def test_what_a_first_call_sets_does_not_keep_a_model_eager() -> None:
     class Lazy(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.f, self.scale = nn.Linear(4, 4), None
+            self.f = nn.Linear(4, 4)
+            self.scale: float | None = None
 
         def forward(self, x: Tensor) -> Tensor:
             if self.scale is None:
