@@ -180,10 +180,12 @@ class AttributeReads:
         if module is not owner and name == "forward":  # the copy's own tells the recorder where it is
             attributes = owner.__dict__
         kind, value = locate(module, name, attributes)
-        if not isinstance(value, torch.Tensor):
-            return kind, snapshot(value, self._original)
-        # else forward itself put it there
-        return (kind, value) if locate(owner, name)[1] is value else None
+        own = locate(owner, name)[1]
+        if isinstance(value, torch.Tensor):
+            return (kind, value) if own is value else None  # else forward itself put it there
+        seen = snapshot(value, self._original)
+        put = module is not owner and (isinstance(own, torch.Tensor) or snapshot(own, self._original) != seen)
+        return None if put and name != "forward" else (kind, seen)
 
     def _original(self, module: nn.Module) -> nn.Module:
         origin = self._origins.get(id(module))

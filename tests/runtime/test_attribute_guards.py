@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import threading
@@ -396,3 +397,29 @@ def test_any_sequence_of_changes_and_calls_is_as_eager(sequence: list[tuple[str,
         else:
             _set(what, value)(model)
     assert amp.eager_modules == ()
+
+
+def test_what_forward_writes_before_it_reads_is_not_guarded() -> None:
+    class Resetting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.f = nn.Linear(4, 4)
+            self.state: Tensor | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.state = None
+            if self.state is None:
+                self.state = self.f(x).detach()
+            result: Tensor = self.state * 2
+            return result
+
+    model = Resetting()
+    amp = fxamp.convert(model, dtype=BF16)
+    for _ in range(4):
+        x = torch.randn(2, 4)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            expected = copy.deepcopy(model)(x)
+        assert torch.equal(amp(x), expected)
+        assert model.state is not None
+    assert amp.eager_modules == ()
+    assert len(amp.graph_modules) <= 2
