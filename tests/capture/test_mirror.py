@@ -155,7 +155,7 @@ def test_it_tells_that_a_forward_ended_by_an_error() -> None:
     assert model.forward.__func__ is Model.forward  # type: ignore[attr-defined]
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_a_scripted_module_has_no_python_to_run() -> None:
     model = Model()
     model.layers.append(torch.jit.script(nn.Linear(2, 2)))
