@@ -28,7 +28,7 @@ from fxamp.passes.base import Pass
 from fxamp.passes.classify import would_cast
 from fxamp.passes.flatten_regions import FlattenRegions
 from fxamp.passes.propagate_dtypes import fresh_fake
-from fxamp.passes.symbolic_bodies import implementation
+from fxamp.passes.symbolic_bodies import call_body
 from fxamp.policy import Policy
 from fxamp.policy.reentrant import REENTRANT
 
@@ -178,7 +178,7 @@ class _Body:
             stack.enter_context(torch.set_grad_enabled(node.meta["grad"]))
             stack.enter_context(torch.random.fork_rng(devices=[], enabled=concrete))
             stack.enter_context(recording(recorder, node.meta["region"]))
-            result = implementation(node.target)(*args, **kwargs)
+            result = call_body(node.target, args, kwargs)
             recorder.finish(list(result) if isinstance(result, (tuple, list)) else [result])
         FlattenRegions(node.meta["region"], node.meta["grad"]).run(recorder.graph)
         used = {inner: symbol for inner, symbol in inner_sizes.items() if inner.users}

@@ -149,11 +149,16 @@ def fresh_fake(node: Node, *, sized: bool) -> object:
     value, fact = node.meta.get("val", node.meta.get("number")), node.meta["fact"]
     if not isinstance(value, torch.Tensor) or not isinstance(fact, Fact):
         return value
+    return _like(value, requires_grad=fact.requires_grad, leaf=fact.leaf, sized=sized)
+
+
+def _like(value: torch.Tensor, *, requires_grad: bool, leaf: bool, sized: bool) -> torch.Tensor:
+    """A new fake tensor with the layout of *value*, at that place in the gradient."""
     fake = _of_example_size(value) if sized else value.detach()
-    if not fact.requires_grad:
+    if not requires_grad:
         return fake
     fake.requires_grad_()
-    if fact.leaf:
+    if leaf:
         return fake
     with torch.enable_grad():
         return fake.clone()
@@ -162,15 +167,9 @@ def fresh_fake(node: Node, *, sized: bool) -> object:
 def _fresh_results(value: Any, *, sized: bool) -> Any:
     if isinstance(value, (list, tuple)):
         return [_fresh_results(item, sized=sized) for item in value]
-    return _fresh_result(value, sized=sized) if isinstance(value, torch.Tensor) else value
-
-
-def _fresh_result(value: torch.Tensor, *, sized: bool) -> torch.Tensor:
-    fake = _of_example_size(value) if sized else value.detach()
-    if not value.requires_grad:
-        return fake
-    with torch.enable_grad():
-        return fake.requires_grad_().clone()
+    if not isinstance(value, torch.Tensor):
+        return value
+    return _like(value, requires_grad=value.requires_grad, leaf=False, sized=sized)
 
 
 def _sized_stand_in(node: Node) -> object:

@@ -6,27 +6,24 @@ takes it.  Asking it would make the batch a number; this does the same arithmeti
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._decomp.decompositions import upsample_compute_output_size
 from torch._ops import OpOverload
 
-__all__ = ["implementation"]
+__all__ = ["call_body"]
 
 
-def implementation(target: OpOverload) -> Callable[..., Any]:
-    """A function that does what the composite operator *target* does, in terms of other operators."""
+def call_body(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Do what the composite operator *target* does, in terms of other operators."""
+    if "upsample" in target._schema.name and target._overloadname == "vec" and not kwargs:
+        return _upsample(target, *args)
+    return target._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
-    def composite(*args: Any, **kwargs: Any) -> Any:
-        return target._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
-    def upsample(x: torch.Tensor, output_size: Any, *rest: Any) -> Any:
-        *flags, factors = rest
-        size = upsample_compute_output_size(x.size(), output_size, factors)
-        scales = [None] * (x.dim() - 2) if factors is None else factors
-        return target.overloadpacket.default(x, size, *flags, *scales)
-
-    is_upsample = "upsample" in target._schema.name and target._overloadname == "vec"
-    return lambda *args, **kwargs: (upsample if is_upsample and not kwargs else composite)(*args, **kwargs)
+def _upsample(target: OpOverload, x: torch.Tensor, output_size: Any, *rest: Any) -> Any:
+    *flags, factors = rest
+    size = upsample_compute_output_size(x.size(), output_size, factors)
+    scales = [None] * (x.dim() - 2) if factors is None else factors
+    return target.overloadpacket.default(x, size, *flags, *scales)

@@ -134,14 +134,6 @@ def check(program: Program, setting: Setting) -> str:
     return told
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @settings(max_examples=50, derandomize=True, deadline=None, suppress_health_check=_CHECKS, database=None)
 @given(programs(), settings_of_a_call())
 def test_random_programs_run_as_under_eager_autocast(program: Program, setting: Setting) -> None:

@@ -182,14 +182,6 @@ _EXAMPLES = int(os.environ.get("FXAMP_EXAMPLES", "500"))
 _CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def _checked(most: int, **options: Any) -> Callable[..., Any]:
     def decorate(test: Callable[..., Any]) -> Any:
         drawn = given(

@@ -17,6 +17,7 @@ import torch
 from torch.utils import checkpoint as torch_checkpoint
 
 from fxamp.capture.recorder import Recorder
+from fxamp.capture.replaced import replaced
 from fxamp.errors import CaptureError
 
 __all__ = ["checkpoints_recorded"]
@@ -40,20 +41,10 @@ def checkpoints_recorded(recorder: Recorder) -> Iterator[None]:
     with ExitStack() as stack:
         for name in _GENERATORS:
             if name in names:
-                stack.enter_context(_replaced(names, name, _generator(recorder, names[name], here)))
+                stack.enter_context(replaced(names, name, _generator(recorder, names[name], here)))
         function = names["CheckpointFunction"]
-        stack.enter_context(_replaced(names, "CheckpointFunction", _Reentrant(recorder, function, here)))
+        stack.enter_context(replaced(names, "CheckpointFunction", _Reentrant(recorder, function, here)))
         yield
-
-
-@contextmanager
-def _replaced(names: dict[str, Any], name: str, value: object) -> Iterator[None]:
-    before = names[name]
-    names[name] = value
-    try:
-        yield
-    finally:
-        names[name] = before
 
 
 def _generator(recorder: Recorder, original: Callable[..., Any], here: int) -> Callable[..., Any]:

@@ -14,6 +14,8 @@ import torch
 from torch._dispatch.python import no_python_dispatcher
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fxamp.capture.refused_states import saved_tensors_hooks
+
 __all__ = ["Interlude"]
 
 
@@ -30,7 +32,7 @@ class Interlude:
         self._exclude = torch._C._dispatch_tls_local_exclude_set()
         self._nesting = _autocast_nesting()
         self._grad = torch.is_grad_enabled()
-        self._hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: FBT003
+        self._hooks = saved_tensors_hooks()
 
     @contextmanager
     def real(self) -> Iterator[None]:
@@ -49,7 +51,7 @@ class Interlude:
     @contextmanager
     def _hooks_as_before(self) -> Iterator[None]:
         """The recording has pushed at most one pair of hooks on saved tensors."""
-        now = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: FBT003
+        now = saved_tensors_hooks()
         if now is None or now == self._hooks:
             yield
             return

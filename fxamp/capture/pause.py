@@ -32,7 +32,7 @@ class Pause:
     interlude: Interlude
     fakes: FakeTensorMode
     fixed: bool
-    _truths: int = 0
+    _numbers: int = 0
 
     def expected(self) -> tuple[tuple[int, str], ...] | None:
         """See :meth:`Walk.expected`."""
@@ -48,8 +48,8 @@ class Pause:
         if isinstance(real, torch.Tensor):
             return fake_input(self.fakes, real, [not self.fixed] * real.dim())
         env: Any = self.fakes.shape_env
-        self._truths += 1
-        number = symbolic_number(env, real, f"number_{self._truths}")
+        self._numbers += 1
+        number = symbolic_number(env, real, f"number_{self._numbers}")
         if type(real) is bool:
             number.truth = True
         return number

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fxamp.capture.replaced import replaced
 from fxamp.errors import CaptureError
 
 __all__ = ["RandomnessRefused", "torchscript_refused"]
@@ -94,12 +95,9 @@ class _Untouchable:
 @contextmanager
 def _seeding_refused(refuse: Callable[[CaptureError], None]) -> Iterator[None]:
     names: dict[str, Any] = vars(torch.random)
-    generator = names["default_generator"]
-    names["default_generator"] = _Untouchable(generator, refuse)
-    try:
+    stand_in = _Untouchable(names["default_generator"], refuse)
+    with replaced(names, "default_generator", stand_in):
         yield
-    finally:
-        names["default_generator"] = generator
 
 
 @contextmanager

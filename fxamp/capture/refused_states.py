@@ -14,7 +14,7 @@ from fxamp.errors import CaptureError
 __all__ = ["RefusedStates", "saved_tensors_hooks"]
 
 
-def saved_tensors_hooks() -> object:
+def saved_tensors_hooks() -> Any:
     """The pair of hooks that autograd now packs saved tensors with, or ``None``."""
     return torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: FBT003
 

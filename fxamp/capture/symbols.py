@@ -342,8 +342,8 @@ def shape_guard(opening: Opening, env: ShapeEnv) -> Guard:
     range; and every decision that Python or a kernel took from sizes is a condition.
     """
     reads, conditions = opening.reads()
-    symbols = opening.symbols
-    new = {symbol for _, symbol in reads}
+    new = [symbol for _, symbol in reads]
+    symbols = (*opening.known, *new)
     for symbol, bounds in env.var_to_range.items():
         if symbol in new and bounds.lower.is_finite and bounds.lower > 0:
             conditions.append(f"{symbol} >= {bounds.lower}")

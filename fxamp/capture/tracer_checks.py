@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from fxamp.capture.replaced import replaced
+
 __all__ = ["tracer_unseen"]
 
 _CHECKS = (
@@ -27,20 +29,14 @@ def tracer_unseen() -> Iterator[None]:
         for module, name, _ in _CHECKS:
             attributes: dict[str, Any] | None = getattr(sys.modules.get(module), "__dict__", None)
             if attributes is not None and name in attributes:
-                stack.enter_context(_denied(attributes, name))
+                stack.enter_context(replaced(attributes, name, _denied_here(attributes[name])))
         yield
 
 
-@contextmanager
-def _denied(attributes: dict[str, Any], name: str) -> Iterator[None]:
-    original: Callable[..., object] = attributes[name]
+def _denied_here(original: Callable[..., object]) -> Callable[..., object]:
     here = threading.get_ident()
 
     def check(*args: object, **kwargs: object) -> object:
         return False if threading.get_ident() == here else original(*args, **kwargs)
 
-    attributes[name] = check
-    try:
-        yield
-    finally:
-        attributes[name] = original
+    return check

@@ -255,10 +255,10 @@ def _inputs(origins: Sequence[Origin], captured: Captured) -> Inputs:
     found: list[tuple[bool, int]] = []
     for origin in origins:
         assert not isinstance(origin, Outer), "only a block has inputs from outside of it"
-        is_number = isinstance(origin, Number)
-        found.append(
-            (is_number, numbers.index(origin.symbol) if isinstance(origin, Number) else origin.index)
-        )
+        if isinstance(origin, Number):
+            found.append((True, numbers.index(origin.symbol)))
+        else:
+            found.append((False, origin.index))
     return tuple(found)
 
 
@@ -304,8 +304,7 @@ def _graph_module(
     blocks: dict[str, GraphModule] | None = None,
 ) -> GraphModule:
     """The recorded graph with the model's own tensors as attributes, under their own names."""
-    attributes: dict[str, Any] = {}
-    attributes |= blocks or {}
+    attributes: dict[str, Any] = dict(blocks or {})
     for node, source in sources.items():
         holder, name = _slot(source, root)
         attributes[str(node.target)] = holder[name]

@@ -6,7 +6,7 @@ import itertools
 import math
 import pickle
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -36,14 +36,6 @@ MAKERS: dict[str, Callable[..., Optimizer]] = {
     "adamw fused": partial(AdamW, lr=0.1, fused=True),
     "adagrad fused": partial(Adagrad, lr=0.1, fused=True),
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Side:

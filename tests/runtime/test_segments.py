@@ -26,14 +26,6 @@ _WIDTH = 8
 _DTYPES = (torch.bfloat16, torch.float16)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 class Reads(nn.Module):
     """Runs *body*, a function of the model and its inputs."""
 
