@@ -10,6 +10,7 @@ from fxamp.errors import (
     CaptureError,
     FxampError,
     InvariantError,
+    PlanWarning,
     PolicyError,
     RecaptureWarning,
 )
@@ -25,6 +26,7 @@ __all__ = [
     "FxampError",
     "GradScaler",
     "InvariantError",
+    "PlanWarning",
     "Policy",
     "PolicyError",
     "RecaptureWarning",
