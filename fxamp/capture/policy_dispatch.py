@@ -8,11 +8,12 @@ on real ones around Python that runs eagerly.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher, no_python_dispatcher
@@ -262,7 +263,7 @@ def consults_autocast(func: OpOverload) -> bool:
     return func.namespace != "aten" or func.name() in REENTRANT
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PolicyRegion:
     """A region in which real code runs under a policy that is not torch's own.
 
@@ -279,6 +280,7 @@ class PolicyRegion:
     modules: tuple[str, ...] = ("",)
     scopes: frozenset[int] = frozenset()
     keep: Keep | None = None
+    is_region: ClassVar[bool] = True
 
     @property
     def enabled(self) -> bool:
@@ -291,6 +293,7 @@ class PolicyRegion:
         dispatch = PolicyDispatch(self.placed, self._here, self.keep or _Kept().cast)
         with pre_dispatch_lock, ExitStack() as stack:
             stack.enter_context(table_regions(self.placed.policy))
+            stack.enter_context(_compiled_code_opened())
             if self.region.enabled:
                 stack.enter_context(self.region.context())
             else:
@@ -303,8 +306,19 @@ class PolicyRegion:
         where = where_now(self.modules[-1])
         return site_of(func, values, where, self.modules, self.scopes, self.placed)
 
+    def __repr__(self) -> str:
+        return f"{self.region!r}_by_policy_{id(self):x}"
+
     def __str__(self) -> str:
         return f"{self.region} by {self.placed.policy}"
+
+
+def _compiled_code_opened() -> AbstractContextManager[object]:
+    """Let what ``torch.compile`` has compiled run as it was written, where operators can be cast."""
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    opened: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+    return opened
 
 
 class _Kept:
