@@ -80,9 +80,7 @@ def _sweep(listed: tuple[Entry, ...], low: torch.dtype, count: Callable[[object]
             casts, less = casts + found.casts[0], less + found.casts[0] - found.casts[1]
             if found.difference:
                 wrong.append(f"{entry.name} {mode}: {found.difference}")
-    count(
-        f"{compared} runs, {operators} operators, {casts} casts of eager, {less} fewer; {len(skipped)} skipped"
-    )
+    count(f"{compared} runs, {operators} operators, {casts} casts, {less} fewer; {len(skipped)} skipped")
     assert wrong == []
 
 

@@ -1,6 +1,6 @@
 """Converting for a device that is not here: its casts, on the tensors and kernels that there are.
 
-The oracle is ``tests/conformance/cuda_policy_on_cpu.py``: torch's own dispatcher on the CPU, with CUDA's table.
+The oracle is ``tests/conformance/cuda_policy_on_cpu.py``: the dispatcher on the CPU, with CUDA's table.
 """
 # ruff: noqa: D102  the models are what they say
 
