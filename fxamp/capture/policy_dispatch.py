@@ -116,7 +116,7 @@ class PolicyDispatch:
         if decides and is_composite(func):
             with RecordingMode(partial(self.call_in, region)):
                 return _body(func, args, kwargs)
-        if decides and consults_autocast(func):
+        if decides and consults_autocast(func) and not _are_fake(args, kwargs):  # fakes have no kernels
             return self._with_kernel_watched(region, func, args, kwargs)
         with _below(args, kwargs):
             return func(*args, **kwargs)
@@ -125,7 +125,7 @@ class PolicyDispatch:
         """Run the kernel with its own calls dispatched here too."""
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         with no_autocast(), RecordingMode(partial(self.call_in, region)):
-            return func.redispatch(key_extractor(tensors, _BELOW), *args, **kwargs)
+            return func.redispatch(_keys_of(func, tensors), *args, **kwargs)
 
     # --- the wrapper --------------------------------------------------------------------------------
 
@@ -216,6 +216,15 @@ class PolicyDispatch:
             and value.is_floating_point()
             and value.dtype is not torch.float64
         )
+
+
+def _keys_of(func: OpOverload, tensors: list[torch.Tensor]) -> torch._C.DispatchKeySet:
+    """The dispatch keys of a call, from the first one below this mode that has a kernel."""
+    keys = key_extractor(tensors, _BELOW)
+    falls_through = torch._C._dispatch_kernel_for_dispatch_key_is_fallthrough
+    while falls_through(func.name(), key := keys.highestPriorityTypeId()):
+        keys = keys.remove(key)
+    return keys
 
 
 def _body(func: OpOverload, args: Any, kwargs: Any) -> Any:

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -184,7 +185,8 @@ def _converted(
     policy = Policy.native("cuda", low).on("cpu")
     spec, leaves = flatten((tuple(args), dict(kwargs)))
     region = Region("cpu", enabled=True, dtype=low)
-    captured = capture(model, spec, leaves, region, Sizes.FIXED, placed=place(policy, model))
+    with mock.patch("fxamp.capture.capture.tracer_unseen", nullcontext):  # as eager on fakes, which sees them
+        captured = capture(model, spec, leaves, region, Sizes.FIXED, placed=place(policy, model))
     module = _graph_module(captured.graph, captured.sources, model, captured.blocks)
     with plain_saved_tensors():
         run_passes(module, [step for step in build_pipeline(captured, policy) if step.name in _LOGGED_PASSES])

@@ -404,7 +404,8 @@ def _numpy_state() -> str:
 @pytest.mark.parametrize("device_type", ["cpu", "cuda"])
 def test_the_graph_module_of_a_program_with_a_region_in_it_runs_by_itself(device_type: str) -> None:
     def model(x: torch.Tensor) -> torch.Tensor:
-        return torch.linalg.matrix_exp(x) @ x
+        out: torch.Tensor = torch.linalg.matrix_exp(x) @ x
+        return out
 
     amp = fxamp.convert(model, device_type=device_type, dtype=torch.bfloat16)
     result = amp(torch.eye(3))
