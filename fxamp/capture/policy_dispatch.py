@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any, ClassVar
 
 import torch
@@ -102,11 +102,8 @@ class PolicyDispatch:
     ) -> Any:
         """The result of *func* under the policy, in *region*; *ruling* if it is known."""
         if torch._C._functorch.peek_interpreter_stack() is not None:
-            raise PolicyError(
-                f"{func.name()} is called inside a torch.func transform (vmap, grad, ...), where operators "
-                f"are cast after they are transformed, and {self.policy} cannot act there\n"
-                "  take the transform out of the converted model, or use torch's own policy"
-            )
+            self._refuse_gradients(func)
+            return self._with_kernel_watched(region, func, args, kwargs)  # cast once it is transformed
         if ruling is None:
             ruling = self.ruling_on(func, args, kwargs)
         rule = rule_for(func, ruling, region, self.policy)
@@ -120,6 +117,14 @@ class PolicyDispatch:
             return self._with_kernel_watched(region, func, args, kwargs)
         with _below(args, kwargs):
             return func(*args, **kwargs)
+
+    def _refuse_gradients(self, func: OpOverload) -> None:
+        stack = torch._C._functorch.get_interpreter_stack() or []
+        if any(level.key() != torch._C._functorch.TransformType.Vmap for level in stack):
+            raise PolicyError(
+                f"{func.name()} is called inside a gradient transform of torch.func, "
+                f"where {self.policy} cannot act\n  take the transform out of the converted model, or use torch's own policy"
+            )
 
     def _with_kernel_watched(self, region: Region, func: OpOverload, args: Any, kwargs: Any) -> Any:
         """Run the kernel with its own calls dispatched here too."""
@@ -220,11 +225,21 @@ class PolicyDispatch:
 
 def _keys_of(func: OpOverload, tensors: list[torch.Tensor]) -> torch._C.DispatchKeySet:
     """The dispatch keys of a call, from the first one below this mode that has a kernel."""
-    keys = key_extractor(tensors, _BELOW)
-    falls_through = torch._C._dispatch_kernel_for_dispatch_key_is_fallthrough
-    while falls_through(func.name(), key := keys.highestPriorityTypeId()):
+    keys: torch._C.DispatchKeySet = key_extractor(tensors, _BELOW).remove(
+        torch._C.DispatchKey.PythonDispatcher
+    )
+    for key in _fallthrough_keys(func.name()):
         keys = keys.remove(key)
     return keys
+
+
+@cache
+def _fallthrough_keys(name: str) -> tuple[torch._C.DispatchKey, ...]:
+    """The keys whose entry in the operator's dispatch table is to go on to the next one."""
+    lines = torch._C._dispatch_dump_table(name).splitlines()
+    passed = [line.partition(":")[0] for line in lines if "fallthrough registered" in line]
+    known = [getattr(torch._C.DispatchKey, key, None) for key in passed]
+    return tuple(key for key in known if key is not None)
 
 
 def _body(func: OpOverload, args: Any, kwargs: Any) -> Any:

@@ -481,7 +481,7 @@ def test_an_override_acts_on_an_eager_piece(policy: Policy, by_hand: type[nn.Mod
     assert amp.eager_modules == ("",)
 
 
-class Transformed(nn.Module):
+class Batched(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.w = nn.Parameter(torch.randn(3, 8, 8))
@@ -491,9 +491,31 @@ class Transformed(nn.Module):
         return out
 
 
+class BatchedByHand(Batched):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return super().forward(x)
+
+
+def test_an_override_acts_on_what_vmap_makes_of_a_call() -> None:
+    same_as(
+        CPU.keep("float32", op=torch.bmm)
+        .keep("float32", op=torch.matmul, optional=True)
+        .keep("float32", op=torch.mm, optional=True),
+        make(Batched),
+        make(BatchedByHand),
+    )
+
+
+class Sloped(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.func.grad(lambda y: torch.mm(y, y.t()).sum())(x)
+        return out
+
+
 def test_where_an_override_cannot_act_it_is_refused_and_not_ignored() -> None:
-    amp = fxamp.convert(make(Transformed), policy=CPU.keep("float32", op=torch.mm))
-    with pytest.raises(fxamp.PolicyError, match=r"inside a torch\.func transform"):
+    amp = fxamp.convert(make(Sloped), policy=CPU.keep("float32", op=torch.mm))
+    with pytest.raises(fxamp.PolicyError, match=r"inside a gradient transform of torch\.func"):
         amp(X)
 
 

@@ -24,7 +24,6 @@ from tests.conformance.cuda_policy_on_cpu import installed
 from tests.models import SmallCNN, SmallTransformer, autocast, equal, run
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
-TRANSFORMED = "a_functorch_transform"
 X = torch.linspace(-1, 1, 32).reshape(4, 8)
 
 
@@ -72,7 +71,7 @@ def _two_calls(name: str, dtype: torch.dtype, *, converted: bool) -> tuple[list[
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", [BF16, pytest.param(F16, marks=pytest.mark.slow)], ids=str)
-@pytest.mark.parametrize("name", [name for name in MODELS if name != TRANSFORMED])
+@pytest.mark.parametrize("name", list(MODELS))
 def test_an_awkward_model_is_cuda_autocast_too(name: str, dtype: torch.dtype) -> None:
     try:
         expected, _ = _two_calls(name, dtype, converted=False)
@@ -88,13 +87,6 @@ def test_an_awkward_model_is_cuda_autocast_too(name: str, dtype: torch.dtype) ->
         for what in ("gradients", "buffers"):
             assert [key for key in other[what] if not equal(one[what][key], other[what][key])] == [], what
         assert torch.equal(one["random"], other["random"])
-
-
-def test_a_torch_func_transform_is_refused_under_another_devices_table() -> None:
-    model, args = make(TRANSFORMED)
-    amp = fxamp.convert(model, device_type="cuda", dtype=BF16)
-    with pytest.raises(fxamp.PolicyError, match=r"inside a torch\.func transform"):
-        amp(*args)
 
 
 @pytest.mark.parametrize("cls", [SmallCNN, SmallTransformer])
