@@ -123,7 +123,8 @@ class PolicyDispatch:
         if any(level.key() != torch._C._functorch.TransformType.Vmap for level in stack):
             raise PolicyError(
                 f"{func.name()} is called inside a gradient transform of torch.func, "
-                f"where {self.policy} cannot act\n  take the transform out of the converted model, or use torch's own policy"
+                f"where {self.policy} cannot act\n"
+                "  take the transform out of the converted model, or use torch's own policy"
             )
 
     def _with_kernel_watched(self, region: Region, func: OpOverload, args: Any, kwargs: Any) -> Any:
