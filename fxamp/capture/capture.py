@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import inspect
 import logging
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,10 +27,12 @@ from fxamp.capture.dtype_reads import dtype_reads_noted
 from fxamp.capture.dynamic_shapes import symbolic_sizes
 from fxamp.capture.functions import functions_recorded
 from fxamp.capture.interlude import Interlude
+from fxamp.capture.left_behind import replace_left_behind
 from fxamp.capture.locks import pre_dispatch_lock
 from fxamp.capture.mirror import Mirror
 from fxamp.capture.numbers import python_numbers
 from fxamp.capture.pause import Pause
+from fxamp.capture.policy_dispatch import PolicyRegion
 from fxamp.capture.recorder import Recorder
 from fxamp.capture.recording_mode import RecordingMode
 from fxamp.capture.refusals import RandomnessRefused, torchscript_refused
@@ -144,16 +147,30 @@ def _capture(
             recorder.scopes = placed.scopes_below(function)
         env.refuse = recorder.refuse
         try:
-            return _record(recorder, function, spec, leaves, symbolic, interlude)
-        except (CaptureError, PolicyError):
-            raise
+            captured = _record(recorder, function, spec, leaves, symbolic, interlude)
         except Exception as error:
+            traceback.clear_frames(error.__traceback__)
+            _leave_no_fakes(recorder, leaves)
+            if isinstance(error, (CaptureError, PolicyError)):
+                raise
             recorder.raise_refusal()  # Python went on after it
             if env.reads:  # Python could not do with a number that is not known
                 raise NeedsValuesError(f"{type(error).__name__}: {error}") from error
             raise
+        else:
+            _leave_no_fakes(recorder, leaves)
+            return captured
         finally:
             env.refuse = None  # torch's cache of dispatches by size keeps the environment, and no more
+
+
+def _leave_no_fakes(recorder: Recorder, leaves: Sequence[torch.Tensor]) -> None:
+    """The recording is over: nothing that the model's Python keeps may be a fake tensor of it."""
+
+    def around(region: Region) -> AbstractContextManager[object]:
+        return region.context() if recorder.by is None else PolicyRegion(region, recorder.by.placed).context()
+
+    replace_left_behind(recorder.graph, recorder.region, recorder.let_go(leaves), around)
 
 
 def _record(

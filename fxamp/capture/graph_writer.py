@@ -66,6 +66,10 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _TENSOR_CLASSES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
+def _is_fake(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, FakeTensor)
+
+
 class GraphWriter:
     """Writes one graph.
 
@@ -222,6 +226,18 @@ class GraphWriter:
             meant=self.by.meant if self.by is not None else frozenset(),
             dtypes_read=tuple(self.by.dtypes_read) if self.by is not None else (),
         )
+
+    def let_go(self, leaves: Sequence[torch.Tensor]) -> dict[Node, torch.Tensor]:
+        """Hold no tensor any more; give the real ones that nodes stand for, *leaves* and sources."""
+        self._hold_latest()
+        reals = {self._nodes[id(t)]: t for t in self._alive if id(t) in self._nodes and not _is_fake(t)}
+        inputs = self.graph.find_nodes(op="placeholder")
+        for node, origin in zip(inputs, self.origins, strict=False):
+            if isinstance(origin, Value) and origin.index < len(leaves):
+                reals[node] = leaves[origin.index]
+        self._alive, self._nodes, self._positions, self._order = [], {}, {}, []
+        self._carried, self._outside = Carried(), []
+        return reals
 
     @contextmanager
     def _stepped_out(self) -> Iterator[None]:
