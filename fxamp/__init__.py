@@ -5,6 +5,7 @@ every cast written in its graph.
 """
 
 from fxamp.api import convert
+from fxamp.compare import Comparison, compare
 from fxamp.errors import (
     ArgumentError,
     CaptureError,
@@ -22,12 +23,14 @@ __all__ = [
     "ArgumentError",
     "CaptureError",
     "CastPolicy",
+    "Comparison",
     "FxampError",
     "GradScaler",
     "InvariantError",
     "Policy",
     "PolicyError",
     "RecaptureWarning",
+    "compare",
     "convert",
 ]
 
