@@ -37,7 +37,7 @@ Loss = Callable[..., torch.Tensor]
 def compare(
     model: nn.Module | Callable[..., Any],
     inputs: Any,
-    against: Sequence[str] = ("autocast", "float32", "float64"),
+    against: Sequence[str] = ("autocast", "float32"),
     *,
     backward: bool = False,
     loss: Loss | None = None,
@@ -60,7 +60,7 @@ def compare(
             ``"float64"``: the numbers.  The first of these two ranks the operators.
         backward: Whether to compare gradients.
         loss: ``loss(result)``, or ``loss(result, labels)`` with what the items of *inputs* have beyond the
-            model's parameters; called outside of autocast.  By default the sum of the results.
+            model's parameters; called outside of autocast.  By default a sum of the results with different weights.
         loss_scale: What the loss is multiplied by in the run; taken out of its gradients again.  By default
             the scale of ``amp.scaler`` where it has been used, else 1.
         device_type: As for :func:`fxamp.convert`; of a converted model its own.
@@ -196,18 +196,30 @@ class _Session:
     def run(self, index: int, item: Item) -> None:
         """Run one input in all ways."""
         self.inputs += 1
-        converted = None
-        compares_bits = "autocast" in self.against
-        if self.subject.converted:
-            converted = self._plain(self.subject.rewritten, item)  # captures, too
-            if self.subject.amp.eager_modules:
-                converted = self._plain(self.subject.rewritten, item)  # captures the modules below
+        call, converted = self._prepare(item)
         own: list[Any] | None = None
         for name, lockstep in self.locksteps.items():
-            own = self._lockstep(name, lockstep, index, item)
-        if compares_bits and self.bits.equal is not False:
-            eager = own if own is not None and not self.subject.converted else None
+            own = self._lockstep(name, lockstep, index, item, call)
+        if "autocast" in self.against and self.bits.equal is not False:
+            substituted = any(lockstep.substituted for lockstep in self.locksteps.values())
+            eager = own if call == self.subject.eager and not substituted else None
             self._compare_bits(index, item, eager, converted)
+
+    def _prepare(self, item: Item) -> tuple[Callable[[Item], Any], list[Any] | None]:
+        """What is run in lockstep, and the results of the converted model if that is what it is."""
+        subject = self.subject
+        if not subject.converted:
+            return subject.eager, None
+        try:
+            converted = self._plain(subject.rewritten, item)  # captures, too
+            if subject.amp.eager_modules:
+                converted = self._plain(subject.rewritten, item)  # captures the modules below
+        except Exception as error:
+            if not subject.has_eager_twin:
+                raise
+            self.notes[f"converted the model raises, so eager autocast was run: {_first_line(error)}"] = None
+            return subject.eager, None
+        return subject.rewritten, converted
 
     def _mode(self) -> AbstractContextManager[Any]:
         return torch.enable_grad() if self.scale is not None else torch.no_grad()
@@ -219,9 +231,10 @@ class _Session:
 
     # --- numbers ------------------------------------------------------------------------------------
 
-    def _lockstep(self, name: str, lockstep: Lockstep, index: int, item: Item) -> list[Any] | None:
+    def _lockstep(
+        self, name: str, lockstep: Lockstep, index: int, item: Item, call: Callable[[Item], Any]
+    ) -> list[Any] | None:
         subject = self.subject
-        call = subject.rewritten if subject.converted else subject.eager
         first = lockstep is next(iter(self.locksteps.values()))
         arguments = (item.args, item.kwargs)
         try:
@@ -249,8 +262,7 @@ class _Session:
 
     def _at_boundaries(self, name: str, own: list[Any], item: Item, error: Exception) -> None:
         """Compare the results with those of a plain run without autocast."""
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        self.boundaries[f"the model against {name} ({reason})"] = None
+        self.boundaries[f"the model against {name} ({_first_line(error)})"] = None
         if name != "float32":
             return
         expected = self._plain(lambda item: self.subject.source(*item.args, **item.kwargs), item)
@@ -263,7 +275,7 @@ class _Session:
     def _losses(self, lockstep: Lockstep, result: Any, item: Item) -> tuple[torch.Tensor, torch.Tensor] | None:
         if self.loss is None:
             floats = [leaf for leaf in _leaves(result) if _is_tensor(leaf) and leaf.is_floating_point()]
-            value = sum((leaf.float().sum() for leaf in floats), torch.zeros(()))
+            value = sum((_projection(leaf) for leaf in floats), torch.zeros(()))
         else:
             value = self.loss(result, *item.rest) if item.rest and _takes_labels(self.loss) else self.loss(result)
         assert isinstance(value, torch.Tensor)
@@ -302,11 +314,15 @@ class _Session:
             policy = subject.policy
             self.bits = Bits(None, f"there is no eager autocast by the table of {policy.table} on {policy.device_type}")
             return
-        eager = self._plain(subject.eager, item) if eager is None else eager
+        try:
+            eager = self._plain(subject.eager, item) if eager is None else eager
+        except Exception as error:  # noqa: BLE001  only in lockstep there was a way on
+            self.bits = Bits(None, f"eager autocast raises {_first_line(error)}")
+            return
         try:
             converted = self._plain(subject.rewritten, item) if converted is None else converted
         except Exception as error:  # noqa: BLE001  what the conversion does is what is asked
-            self.bits = Bits(False, f"converted it raises {type(error).__name__}: {error}".splitlines()[0])
+            self.bits = Bits(equal=False, detail=f"converted it raises {_first_line(error)}")
             return
         place = _differing(eager, converted)
         if place is None:
@@ -319,7 +335,7 @@ class _Session:
                 run = steps_of(subject.source, lambda: subject.rewritten(item))
         site = first_difference(run, expected)
         where = f"they part at {site.op} ({site.where})" if site else "no operator's result differs"
-        self.bits = Bits(False, f"input {index}: {place}; {where}")
+        self.bits = Bits(equal=False, detail=f"input {index}: {place}; {where}")
 
     def _eager_parts(self) -> str:
         parts = [name or "the model" for name in self.subject.amp.eager_modules]
@@ -355,6 +371,10 @@ class _Session:
         )
 
 
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
 def _leaves(result: Any) -> list[Any]:
     leaves: list[Any] = []
     for leaf in pytree.tree_leaves(result):
@@ -364,6 +384,12 @@ def _leaves(result: Any) -> list[Any]:
         else:
             leaves.append(leaf)
     return leaves
+
+
+def _projection(tensor: torch.Tensor) -> torch.Tensor:
+    """A number on which each element has another influence: a plain sum of probabilities has no gradient."""
+    weights = torch.arange(tensor.numel(), device=tensor.device, dtype=torch.float32).cos()
+    return (tensor.float().reshape(-1) * weights).sum()
 
 
 def _is_tensor(value: object) -> bool:

@@ -23,7 +23,8 @@ __all__ = ["Call", "inspect", "inspect_source", "inspect_state"]
 
 _LOOP = 8  # calls of one operator in one input, from which on it counts as a loop
 _HALF = 0.5
-_VARIES = 1e-3  # of the largest value: what counts as variation
+_VARIES = 1e-3  # of the largest value: what counts as variation ...
+_ULPS = 4  # ... and as more than rounding
 _BIASED = 0.02  # share of a sum that is missing
 _AMPLIFIED = 8.0  # roundings
 _GROSS = 0.02  # noise over signal from which on the operator that fed it is to blame, too
@@ -193,7 +194,8 @@ def _finite_and_wrong(call: Call, count: Count, result: torch.Tensor, alone: Tal
     name = result.dtype.abbr
     span, wanted = alone.low[1] - alone.low[0], alone.reference[1] - alone.reference[0]
     largest = max(abs(end) for end in alone.reference)
-    if alone.count > 1 and span == 0 and wanted > _VARIES * largest > 0:
+    varies = max(_VARIES, _ULPS * torch.finfo(result.dtype).eps) * largest
+    if alone.count > 1 and span == 0 and wanted > varies > 0:
         text = f"all {alone.count} elements are {alone.low[0]:g}; the reference goes from " \
                f"{alone.reference[0]:.3g} to {alone.reference[1]:.3g}"
         count.find(call.finding(Kind.CONSTANT_OUTPUT, text))

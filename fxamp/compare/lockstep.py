@@ -62,6 +62,7 @@ class Lockstep:
         input: The index of the input that is being run.
         order: Operators so far, over all inputs.
         first: The first result that is not finite where the reference is: its row, and the input's index.
+        substituted: Whether the run raised, and went on with what the reference had.
         apart: Why the reference had to start again from the run's values, by site.
     """
 
@@ -84,6 +85,7 @@ class Lockstep:
         self.input = self.order = 0
         self.first: tuple[Count, int] | None = None
         self.apart: dict[Site, str] = {}
+        self.substituted = False
 
     def _new_shadows(self) -> Shadows:
         return Shadows(self._reference, grad=self._gradients is not None, names=self._names)
@@ -229,6 +231,7 @@ class Lockstep:
             # only where the values are at fault does the reference know better
             if failure is not None or expected is None or "cannot be converted to type" not in str(error):
                 raise
+            self.substituted = True
             text = str(error).splitlines()[0]
             self._count(call.func).find(Finding(Kind.RAISES, text, self.input, self.order))
             dtypes = [tensor.dtype for tensor in call.inputs if tensor.is_floating_point()]

@@ -22,6 +22,7 @@ __all__ = ["Site", "Sites"]
 _TORCH = f"{Path(torch.__file__).parent}/"
 _FXAMP = f"{Path(__file__).resolve().parents[1]}/"
 _COMPARE = f"{Path(__file__).resolve().parent}/"
+_LOOP = 8  # nodes of one operator in one line
 _MODE = f"{_FXAMP}capture/recording_mode.py"
 
 
@@ -52,6 +53,7 @@ class Sites:
     def __init__(self, model: object) -> None:
         named = model.named_modules() if isinstance(model, nn.Module) else ()
         self._dicts = [(module.__dict__, path) for path, module in named]  # keeps the ids alive
+        self._nodes: dict[tuple[str, Where], set[str]] = {}
         self._paths = {id(state): path for state, path in self._dicts}
 
     def now(self, op: str) -> Site:
@@ -69,8 +71,7 @@ class Sites:
             if name == FLAT_CODE and innermost is None:
                 origin = frame.f_globals[ORIGINS].get(frame.f_lineno)
                 if origin is not None:
-                    node, where = origin
-                    return Site(op, where or Where(), node)
+                    return self._of_node(op, *origin)
             if path is None and frame.f_code.co_name == "_call_impl" and name.startswith(_TORCH):
                 path = self._paths.get(id(getattr(frame.f_locals.get("self"), "__dict__", None)))
             if innermost is None and not name.startswith((_FXAMP, "<")):
@@ -85,3 +86,12 @@ class Sites:
         code = innermost.f_code
         where = Where(path or "", code.co_filename, innermost.f_lineno, code.co_name)
         return Site(op, where, place=innermost.f_lasti)
+
+    def _of_node(self, op: str, node: str, where: Where | None) -> Site:
+        """The site of a node; the nodes of a loop that was unrolled share one from some number on."""
+        where = where or Where()
+        nodes = self._nodes.setdefault((op, where), set())
+        if node not in nodes and len(nodes) == _LOOP:
+            return Site(op, where)
+        nodes.add(node)
+        return Site(op, where, node)
