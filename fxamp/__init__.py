@@ -11,6 +11,7 @@ from fxamp.errors import (
     CaptureError,
     FxampError,
     InvariantError,
+    PlanWarning,
     PolicyError,
     RecaptureWarning,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "FxampError",
     "GradScaler",
     "InvariantError",
+    "PlanWarning",
     "Policy",
     "PolicyError",
     "RecaptureWarning",

@@ -11,7 +11,7 @@ what ``torch.autocast`` raises (``RuntimeError``) keeps working.
 ====================  ==================  ======================================
 
 ``RecaptureWarning`` is no exception but a warning: a model is called in so many ways that it is no longer
-captured for new ones.
+captured for new ones.  So is ``PlanWarning``: a graph is not the one that a plan file has.
 """
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "CaptureError",
     "FxampError",
     "InvariantError",
+    "PlanWarning",
     "PolicyError",
     "RecaptureWarning",
 ]
@@ -57,6 +58,14 @@ class InvariantError(FxampError, AssertionError):
 
     Nothing in the user's model is at fault and nothing in it needs to change.  The message has
     the node, the source line and both dtypes, which is what a bug report needs.
+    """
+
+
+class PlanWarning(UserWarning):
+    """Given where a model that is converted by a plan file gets another graph than the plan has.
+
+    The message has every operator and dtype that differs.  Another version of torch, of a library or of the
+    model may be the reason; the policy and its overrides are the plan's all the same.
     """
 
 

@@ -16,13 +16,17 @@ from typing import ClassVar
 import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
+from torch.fx.node import Argument
 
+from fxamp.capture.policy_dispatch import low_dtype, rule_for
 from fxamp.errors import PolicyError
 from fxamp.ir.facts import Fact, fact_of_node
 from fxamp.ir.operators import arguments_in_order, tensor_arguments
 from fxamp.ir.where import locate
 from fxamp.passes.base import Pass
 from fxamp.policy import CastPolicy, OpRule, Policy
+from fxamp.policy.override import NO_OVERRIDE, Ruling, Verb
+from fxamp.policy.passive import ONLY_INPUT
 
 __all__ = ["Classify", "Decision", "castable", "decide", "would_cast"]
 
@@ -32,12 +36,18 @@ class Decision:
     """What autocast does to one operator.
 
     Attributes:
-        rule: The row of the table that says so.
+        rule: The row of the table that says so, or what stands for it in an override.
         target: The dtype its arguments are cast to, or computed in; ``None`` until promotion is resolved.
+        low: The low precision dtype there.
+        ruling: The override that decided, if one did, and those that it overruled.
+        returns: The dtype that float32 results are cast to; ``None`` leaves them.
     """
 
     rule: OpRule
     target: torch.dtype | None
+    low: torch.dtype
+    ruling: Ruling = NO_OVERRIDE
+    returns: torch.dtype | None = None
 
 
 @dataclass(frozen=True)
@@ -65,19 +75,21 @@ def decide(node: Node, policy: Policy) -> Decision | None:
     Raises:
         PolicyError: The operator is banned under autocast; has eager's text and the source line.
     """
-    region = node.meta["region"]
-    if node.op != "call_function" or not isinstance(node.target, OpOverload) or not region.enabled:
+    if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return None
-    rule = policy.rule(node.target)
+    region, ruling = node.meta["region"], node.meta.get("ruling") or NO_OVERRIDE
+    rule = rule_for(node.target, ruling, region, policy)
     if rule is None:
         return None
+    low = low_dtype(region, policy)
+    returns = low if ruling.won is not None and ruling.won.verb is Verb.FLOAT32_TO_LOW else None
     if rule.cast is CastPolicy.BANNED:
         raise PolicyError(f"{node.target.name()} is unsafe to autocast, at {locate(node)}: {rule.why}")
     if rule.cast is CastPolicy.LOWER_PRECISION_FP:
-        return Decision(rule, region.dtype)
+        return Decision(rule, low, low, ruling)
     if rule.cast is CastPolicy.PROMOTE:
-        return Decision(rule, None)
-    return Decision(rule, torch.float32)
+        return Decision(rule, None, low, ruling)
+    return Decision(rule, torch.float32, low, ruling, returns)
 
 
 def castable(fact: Fact | None, policy: Policy) -> bool:
@@ -97,11 +109,18 @@ def would_cast(node: Node, policy: Policy) -> bool:
         return False
     if decision.rule.cast is CastPolicy.FP32_SET_OPT_DTYPE:
         return not has_dtype_argument(node) and castable(fact_of_node(node.args[0]), policy)
-    items = [item for value in tensor_arguments(node) for item in _items(value)]
+    items = [item for value in cast_values(node) for item in _items(value)]
     facts = [fact_of_node(item) for item in items if not (isinstance(item, Node) and "kept" in item.meta)]
     if decision.target is None or decision.rule.cast is CastPolicy.FP32_APPEND_DTYPE:
         return any(castable(fact, policy) for fact in facts)
     return any(castable(fact, policy) and fact.dtype is not decision.target for fact in facts if fact)
+
+
+def cast_values(node: Node) -> list[Argument]:
+    """The arguments of *node* that a decision to cast is about."""
+    values = list(tensor_arguments(node))
+    assert isinstance(node.target, OpOverload)
+    return values[:1] if node.target.name() in ONLY_INPUT else values
 
 
 def has_dtype_argument(node: Node) -> bool:

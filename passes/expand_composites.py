@@ -21,6 +21,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_aggregate, map_arg
 
 from fxamp.capture.capture import recording
+from fxamp.capture.composite_bodies import call_body
 from fxamp.capture.recorder import Recorder
 from fxamp.errors import PolicyError
 from fxamp.ir.operators import is_composite
@@ -28,9 +29,10 @@ from fxamp.passes.base import Pass
 from fxamp.passes.classify import would_cast
 from fxamp.passes.flatten_regions import FlattenRegions
 from fxamp.passes.propagate_dtypes import fresh_fake
-from fxamp.passes.symbolic_bodies import call_body
 from fxamp.policy import Policy
+from fxamp.policy.override import NO_OVERRIDE
 from fxamp.policy.reentrant import REENTRANT
+from fxamp.policy.scopes import PlacedPolicy
 
 __all__ = ["ExpandComposites"]
 
@@ -48,11 +50,13 @@ class ExpandComposites(Pass):
     Attributes:
         policy: Whose rules.
         fakes: The mode of the fake tensors in the graph.
+        placed: The policy on the model, if it is not torch's own.
     """
 
     name: ClassVar[str] = "expand-composites"
     policy: Policy
     fakes: FakeTensorMode
+    placed: PlacedPolicy | None = None
 
     def run(self, graph: Graph) -> bool:
         known: _Known = {}
@@ -89,7 +93,7 @@ class ExpandComposites(Pass):
         assert isinstance(node.target, OpOverload)
         for concrete in (True,) if node.target.name() in _BY_BACKEND else (False, True):
             try:
-                return _Body.record(node, self.fakes, sizes, concrete=concrete)
+                return _Body.record(node, self.fakes, sizes, self.placed, concrete=concrete)
             except PolicyError:
                 raise
             except Exception:  # noqa: BLE001  whatever C++ code raises on tensors without values
@@ -110,9 +114,10 @@ class ExpandComposites(Pass):
             node.op == "call_function"
             and isinstance(target, OpOverload)
             and node.meta["fact"] is not None
-            and bool(node.meta["region"].enabled)
+            and bool(node.meta["region"].enabled or self.policy.overrides)
             and is_composite(target)
-            and self.policy.rule(target) is None
+            and (node.meta.get("ruling") or NO_OVERRIDE).won is None
+            and (self.policy.rule(target) is None or not node.meta["region"].enabled)
             and target.name() not in REENTRANT
         )
 
@@ -130,7 +135,7 @@ def _call_key(node: Node) -> Any:
         return f"{text} {(value.stride(), value.storage_offset()) if strided else arg.name}"
 
     arguments = map_arg((node.args, node.kwargs), describe)
-    return (node.target, node.meta["region"], node.meta["grad"], repr(arguments))
+    return (node.target, node.meta["region"], node.meta["grad"], node.meta.get("site"), repr(arguments))
 
 
 @dataclass
@@ -149,10 +154,22 @@ class _Body:
 
     @staticmethod
     def record(
-        node: Node, fakes: FakeTensorMode, sizes: dict[sympy.Symbol, Node], *, concrete: bool
+        node: Node,
+        fakes: FakeTensorMode,
+        sizes: dict[sympy.Symbol, Node],
+        placed: PlacedPolicy | None,
+        *,
+        concrete: bool,
     ) -> _Body:
         assert isinstance(node.target, OpOverload)
-        recorder = Recorder(fakes, node.meta["region"], lambda tensor: None, concrete=concrete)
+        recorder = Recorder(
+            fakes,
+            node.meta["region"],
+            lambda tensor: None,
+            concrete=concrete,
+            placed=placed,
+            site=node.meta.get("site"),
+        )
         recorder.grad_at_entry = recorder.grad = node.meta["grad"]
         tensors: list[Node] = []
         values: dict[Node, Any] = {}

@@ -15,7 +15,8 @@ Where a cast stands decides in which order gradients are added up, so the places
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import operator
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -25,10 +26,11 @@ from torch.fx.node import map_arg
 
 from fxamp.capture.recorder import set_grad_enabled
 from fxamp.ir.facts import fact_of_node
-from fxamp.ir.operators import TO_DTYPE, arguments_in_order, set_argument
+from fxamp.ir.operators import TO_DTYPE, arguments_in_order, operator_name, set_argument
 from fxamp.passes.base import Pass
 from fxamp.passes.classify import Decision, castable, has_dtype_argument
 from fxamp.policy import CastPolicy, Policy
+from fxamp.policy.passive import ONLY_INPUT
 from fxamp.policy.table import REDISPATCHES
 
 __all__ = ["InsertCasts"]
@@ -77,7 +79,8 @@ class _Writer:
             return self._set_dtype()
         if cast is CastPolicy.FP32_APPEND_DTYPE:
             return self._append_dtype()
-        return self._cast_arguments() if cast in _CASTING else False
+        changed = self._cast_arguments() if cast in _CASTING else False
+        return self._cast_results() or changed
 
     def _set_dtype(self) -> bool:
         if has_dtype_argument(self.node) or not castable(fact_of_node(self.node.args[0]), self.policy):
@@ -100,8 +103,8 @@ class _Writer:
     def _cast_arguments(self) -> bool:
         assert isinstance(self.node.target, OpOverload)
         changed = False
-        for argument, value in reversed(list(arguments_in_order(self.node))):
-            if str(argument.type) not in _TENSORS:
+        for index, (argument, value) in reversed(list(enumerate(arguments_in_order(self.node)))):
+            if str(argument.type) not in _TENSORS or (index and self.node.target.name() in ONLY_INPUT):
                 continue
             cast = map_arg(value, self._cast)  # the elements of a list go from left to right
             if cast is not value and cast != value:
@@ -114,13 +117,40 @@ class _Writer:
         assert target is not None
         if fact is None or not castable(fact, self.policy) or fact.dtype is target:
             return value
-        region = self.node.meta["region"]
-        if not (fact.leaf and fact.dtype is torch.float32 and target is region.dtype and region.cache):
+        is_kept = fact.leaf and fact.dtype is torch.float32 and self.node.meta["region"].cache
+        is_custom = operator_name(self.node.target).partition("::")[0] != "aten"  # cast by torch.library
+        if not is_kept or is_custom or target is not self.decision.low:
             return self._write(value, target, grad=self.node.meta["grad"])
         if value not in self.kept:
             self.kept[value] = self._write(value, target, grad=self.records_gradients)
             self.kept[value].meta["kept"] = True
         return self.kept[value]
+
+    def _cast_results(self) -> bool:
+        """Cast float32 results, whose recorded facts are those of the casts."""
+        target = self.decision.returns
+        if target is None:
+            return False
+        items = [user for user in self.node.users if user.target is operator.getitem]
+        results = items if isinstance(self.node.meta["fact"], tuple) else [self.node]
+        changed = [self._cast_result(result, target) for result in results]
+        return any(changed)
+
+    def _cast_result(self, result: Node, target: torch.dtype) -> bool:
+        fact = fact_of_node(result)
+        if fact is None or not castable(fact, self.policy) or fact.dtype is not target:
+            return False
+        with self.graph.inserting_after(result):
+            cast = self.graph.call_function(TO_DTYPE, (result, target))
+        result.replace_all_uses_with(cast, delete_user_cb=lambda user: user is not cast)
+        cast.meta.update(
+            {key: value for key, value in result.meta.items() if key not in ("decision", "ruling", "site")},
+            inserted=self.decision,
+        )
+        result.meta["fact"] = replace(fact, dtype=torch.float32)
+        result.meta.pop("val", None)
+        cast._rename(f"{result.name}_{target.abbr}")
+        return True
 
     def _write(self, value: Node, target: torch.dtype, *, grad: bool) -> Node:
         switch = grad != self.node.meta["grad"]

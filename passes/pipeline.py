@@ -28,12 +28,12 @@ def build_pipeline(captured: Captured, policy: Policy) -> tuple[Pass, ...]:
     fakes = captured.fakes
     return (
         FlattenRegions(captured.region, captured.grad),
-        ExpandComposites(policy, fakes),
+        ExpandComposites(policy, fakes, captured.placed),
         PropagateDtypes(fakes),
         Classify(policy),
         ResolvePromotes(policy),
         InsertCasts(policy),
-        KeepReentrant(),
+        KeepReentrant(captured.placed),
         FoldNoopCasts(),
         RemoveDeadCode(),
         Verify(policy, fakes),

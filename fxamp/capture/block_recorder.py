@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import detach_variable
 
 from fxamp.capture.graph_writer import _OF_ONE_GRAPH, GraphWriter
+from fxamp.capture.policy_dispatch import PolicyRegion
 from fxamp.capture.segments import (
     Block,
     Outer,
@@ -22,7 +23,7 @@ from fxamp.capture.segments import (
 from fxamp.errors import CaptureError
 from fxamp.ir.blocks import Checkpointed, CustomFunction
 from fxamp.ir.facts import fact_of
-from fxamp.ir.regions import Region, observe_region
+from fxamp.ir.regions import RealRegion, observe_region
 from fxamp.ir.where import where_now
 
 __all__ = ["BlockRecorder"]
@@ -158,9 +159,12 @@ class BlockRecorder(GraphWriter):
         self._states.allow(result)
         return self._track_function(node, result)
 
-    def region_now(self) -> Region:
-        """The state of autocast."""
-        return observe_region(self.region.device_type)
+    def region_now(self) -> RealRegion:
+        """The state of autocast, to run a custom function in."""
+        region = observe_region(self.region.device_type)
+        if self.by is None:
+            return region
+        return PolicyRegion(region, self.by.placed, tuple(self.modules), self.scopes_now())
 
     def _track_function(self, node: Node, result: Any) -> Any:
         if isinstance(result, torch.Tensor):

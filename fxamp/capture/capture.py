@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,9 +22,11 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from fxamp.capture.attribute_reads import AttributeReads
 from fxamp.capture.checkpoints import checkpoints_recorded
+from fxamp.capture.dtype_reads import dtype_reads_noted
 from fxamp.capture.dynamic_shapes import symbolic_sizes
 from fxamp.capture.functions import functions_recorded
 from fxamp.capture.interlude import Interlude
+from fxamp.capture.locks import pre_dispatch_lock
 from fxamp.capture.mirror import Mirror
 from fxamp.capture.numbers import python_numbers
 from fxamp.capture.pause import Pause
@@ -36,16 +37,15 @@ from fxamp.capture.segments import Captured, NeedsValuesError, Walk
 from fxamp.capture.sources import Place, places_of
 from fxamp.capture.structure import Spec, contents, flatten, mutable_objects, strangers, unflatten
 from fxamp.capture.symbols import ObservedShapeEnv, Sizes, fake_input
+from fxamp.capture.table_regions import table_regions
 from fxamp.capture.tracer_checks import tracer_unseen
 from fxamp.errors import CaptureError, PolicyError
 from fxamp.ir.regions import Region
+from fxamp.policy.scopes import PlacedPolicy
 
 _LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 
-__all__ = ["Captured", "capture", "plain_saved_tensors", "pre_dispatch_lock", "recording"]
-
-pre_dispatch_lock = threading.RLock()
-"""Torch keeps the stack of pre-dispatch modes once per process: one recording at a time."""
+__all__ = ["Captured", "capture", "plain_saved_tensors", "recording"]
 
 
 def capture(
@@ -56,6 +56,7 @@ def capture(
     sizes: Sizes = Sizes.LEADING,
     dynamic_shapes: object = None,
     walk: Walk | None = None,
+    placed: PlacedPolicy | None = None,
 ) -> Captured:
     """Record ``function(*args, **kwargs)`` as it runs in *region*.
 
@@ -67,6 +68,7 @@ def capture(
         sizes: Which sizes are symbolic, where the model's Python can take that.
         dynamic_shapes: The user's own choice of symbolic sizes, which goes before *sizes*.
         walk: The real call, for a model that reads values of tensors; it gets all segments but the last.
+        placed: The policy that operators are called under, if it is not torch's own.
 
     Returns:
         The last segment of the call; mostly it is the only one.
@@ -82,7 +84,7 @@ def capture(
         while True:
             symbolic = _symbolic(function, spec, leaves, attempts[-1].sizes, dynamic_shapes)
             try:
-                return _capture(function, spec, leaves, region, symbolic, attempts[-1])
+                return _capture(function, spec, leaves, region, symbolic, attempts[-1], placed)
             except PolicyError:
                 raise
             except Exception as error:  # noqa: BLE001  whatever the user's Python raises on fake tensors
@@ -124,6 +126,7 @@ def _capture(
     region: Region,
     symbolic: list[list[bool]],
     attempt: _Attempt,
+    placed: PlacedPolicy | None,
 ) -> Captured:
     walk = attempt.walk
     env = ObservedShapeEnv(allow_scalar_outputs=walk is None, allow_dynamic_output_shape_ops=walk is None)
@@ -135,7 +138,9 @@ def _capture(
         walk.begin(attempt.sizes)
         pause = Pause(walk, interlude, fakes, fixed=attempt.sizes is Sizes.FIXED)
     with plain_saved_tensors():
-        recorder = Recorder(fakes, region, lambda tensor: _place(places, tensor), pause=pause)
+        recorder = Recorder(fakes, region, lambda tensor: _place(places, tensor), pause=pause, placed=placed)
+        if placed is not None and isinstance(function, nn.Module):
+            recorder.scopes = placed.scopes_below(function)
         env.refuse = recorder.refuse
         try:
             return _record(recorder, function, spec, leaves, symbolic, interlude)
@@ -183,6 +188,7 @@ def _record(
             python_numbers(),
             reads.noted(),
             _kept_as_they_are(strangers((args, kwargs))),
+            nullcontext() if recorder.by is None else dtype_reads_noted(recorder.by.dtypes_read),
             recording(recorder, recorder.region),
         ):
             stack.enter_context(context)
@@ -232,6 +238,8 @@ def _changed(objects: list[object], held: Sequence[Sequence[tuple[Any, Any]]]) -
 def recording(recorder: Recorder, region: Region) -> Iterator[None]:
     """Everything that is called inside is recorded by *recorder*, in *region*, on fake tensors."""
     with pre_dispatch_lock, ExitStack() as stack:
+        if recorder.by is not None:
+            stack.enter_context(table_regions(recorder.by.policy))
         stack.enter_context(region.context())
         if not recorder.concrete:
             stack.enter_context(recorder.fakes)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, cast
 
 import sympy
@@ -21,6 +22,7 @@ from torch.utils.weak import TensorWeakRef
 from fxamp.capture.attribute_reads import Read
 from fxamp.capture.pause import Pause
 from fxamp.capture.plain_fakes import fake_like
+from fxamp.capture.policy_dispatch import PolicyDispatch, inputs_of, site_of
 from fxamp.capture.refused_states import RefusedStates
 from fxamp.capture.segments import (
     Captured,
@@ -37,6 +39,9 @@ from fxamp.errors import CaptureError
 from fxamp.ir.facts import fact_of, is_cacheable_leaf
 from fxamp.ir.operators import is_inplace, operator_name
 from fxamp.ir.regions import Region, enter_region, observe_region
+from fxamp.ir.where import where_now
+from fxamp.policy.scopes import PlacedPolicy
+from fxamp.policy.site import Site
 
 __all__ = ["GraphWriter", "set_grad_enabled"]
 
@@ -71,6 +76,8 @@ class GraphWriter:
         concrete: Whether the operators run on real tensors (the body of a composite operator that picks
             its implementation by the kind of tensor), instead of on fakes of them.
         pause: Where real values are to be had when fake tensors do not do; without it such a call is refused.
+        placed: The policy that operators are called under, if it is not torch's own.
+        site: Where all of them are called (the body of a composite operator).
 
     Attributes:
         graph: What has been recorded of the present segment.
@@ -78,6 +85,8 @@ class GraphWriter:
         origins: What each of its inputs is.
         modules: The module paths that are being called, innermost last.
         unnoted: Makes a context for reads that are not the model's.
+        by: Calls operators under that policy.
+        scopes: By module path, which of its overrides select the module.
         new_reads: Gives the attributes of modules that Python has read since it was asked before.
     """
 
@@ -89,10 +98,14 @@ class GraphWriter:
         *,
         concrete: bool = False,
         pause: Pause | None = None,
+        placed: PlacedPolicy | None = None,
+        site: Site | None = None,
     ) -> None:
         self.fakes, self.region, self._find, self.concrete = fakes, region, find, concrete
         self._region, self._low = region, region.dtype
-        self._pause = pause
+        self._pause, self._site = pause, site
+        self.by = PolicyDispatch(placed, self._here) if placed is not None else None
+        self.scopes: Mapping[str, frozenset[int]] = {}
         self._carried = Carried()
         self.unnoted: Callable[[], AbstractContextManager[object]] = nullcontext
         self.new_reads: Callable[[], tuple[Read, ...]] = tuple
@@ -205,6 +218,9 @@ class GraphWriter:
             grad=self.grad_at_entry,
             reads=self.new_reads(),
             blocks=self.blocks,
+            placed=self.by.placed if self.by is not None else None,
+            meant=self.by.meant if self.by is not None else frozenset(),
+            dtypes_read=tuple(self.by.dtypes_read) if self.by is not None else (),
         )
 
     @contextmanager
@@ -367,6 +383,18 @@ class GraphWriter:
         return self._fake_of[id(tensor)]
 
     # --- the state around an operator ---------------------------------------------------------------
+
+    def _here(self, func: OpOverload, values: Any) -> Site:
+        """Where *func* is called, for the selectors of overrides."""
+        if self._site is not None:
+            return replace(self._site, operator=func, inputs=inputs_of(values))
+        assert self.by is not None
+        where = where_now(self.modules[-1])
+        return site_of(func, values, where, tuple(self.modules), self.scopes_now(), self.by.placed)
+
+    def scopes_now(self) -> frozenset[int]:
+        """Which overrides select one of the modules that are being called."""
+        return frozenset[int]().union(*(self.scopes.get(path, ()) for path in self.modules))
 
     def _observe_modes(self) -> None:
         region = observe_region(self._region.device_type)

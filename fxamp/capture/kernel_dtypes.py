@@ -7,6 +7,7 @@ example's sizes, inside the region, and the fake result takes over the dtypes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,14 +20,24 @@ from fxamp.ir.facts import example_size
 __all__ = ["with_kernel_dtypes"]
 
 
-def with_kernel_dtypes(func: OpOverload, args: Any, kwargs: Any, result: Any) -> Any:
-    """*result* of *func* on fake tensors, with the dtypes that its kernel gives in the present region."""
+def with_kernel_dtypes(
+    func: OpOverload, args: Any, kwargs: Any, result: Any, call: Callable[[Any, Any], Any] | None = None
+) -> Any:
+    """*result* of *func* on fake tensors, with the dtypes that its kernel gives in the present region.
+
+    Args:
+        func: The operator.
+        args: What it was called with.
+        kwargs: Likewise.
+        result: What it gave.
+        call: Calls it under another policy than torch's, with ``(args, kwargs)``.
+    """
     generator = torch._C.default_generator
     state = generator.get_state()
     try:
         with unset_fake_temporarily(), torch.no_grad():
             real_args, real_kwargs = map_aggregate((args, kwargs), _real)
-            real = func(*real_args, **real_kwargs)
+            real = call(real_args, real_kwargs) if call else func(*real_args, **real_kwargs)
     except (RuntimeError, ValueError, IndexError):  # it needs more sensible values than ones
         return result
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 
-__all__ = ["fake_like"]
+__all__ = ["fake_like", "stand_in_device", "without_meta"]
 
 
 def fake_like(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
@@ -14,10 +14,22 @@ def fake_like(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
         shape, strides = tensor.shape, tensor.stride()
         with in_kernel_invocation_manager(mode):
             meta = torch.empty_strided(shape, strides, dtype=tensor.dtype, device="meta")
-        fake: torch.Tensor = FakeTensor(mode, meta, tensor.device)
+        fake: torch.Tensor = FakeTensor(mode, meta, stand_in_device(tensor))
     else:
-        fake = mode.from_tensor(tensor.detach(), static_shapes=True)
+        fake = mode.from_tensor(without_meta(tensor.detach()), static_shapes=True)
     return fake.requires_grad_(tensor.requires_grad)
+
+
+def stand_in_device(tensor: torch.Tensor) -> torch.device:
+    """Where *tensor* is taken to be: one on the meta device, which has no values yet, on the CPU."""
+    return torch.device("cpu") if tensor.device.type == "meta" else tensor.device
+
+
+def without_meta(tensor: torch.Tensor) -> torch.Tensor:
+    """*tensor*, or if it is on the meta device one of its layout on the CPU, of unset memory."""
+    if tensor.device.type != "meta":
+        return tensor
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -25,7 +37,6 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     special = tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg()
     return (
         tensor.layout is torch.strided
-        and tensor.device.type != "meta"
         and not special
         and not tensor._is_view()
         and not tensor.is_inference()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ from fxamp.ir.operators import is_composite, is_inplace, operator_name
 from fxamp.ir.regions import observe_region, run_in_region
 from fxamp.ir.where import where_now
 from fxamp.policy.dispatcher import registered
+from fxamp.policy.override import Ruling
 from fxamp.policy.reentrant import REENTRANT
 
 __all__ = ["Recorder", "set_grad_enabled"]
@@ -122,8 +124,8 @@ class Recorder(BlockRecorder):
         where = where_now(self.modules[-1])
         self._observe_grad(torch.is_grad_enabled())
         nodes: Any = map_aggregate((args, kwargs), self._argument)
-        region = observe_region(self._region.device_type)
-        if region.enabled and _consults_autocast(func, region.device_type):
+        region = self.region_now()
+        if self._is_cast_somewhere(func):
             node = self._call_function(run_in_region, (region, func, *nodes[0]), nodes[1])
         else:
             node = self._call_function(func, nodes[0], nodes[1])
@@ -131,6 +133,14 @@ class Recorder(BlockRecorder):
         self._observe_grad(self.grad_at_entry)
         self.graph.output((node,))
         return Recording(self.graph, self.sources, tuple(self.origins)), node
+
+    def _is_cast_somewhere(self, func: OpOverload) -> bool:
+        """Whether the state of autocast makes a difference to *func*."""
+        if self.by is not None and self.by.policy.overrides:
+            return func.name() not in _READS
+        region = observe_region(self._region.device_type)
+        table = self.by.policy.table if self.by is not None else region.device_type
+        return region.enabled and _consults_autocast(func, table)
 
     # --- operators ----------------------------------------------------------------------------------
 
@@ -160,7 +170,8 @@ class Recorder(BlockRecorder):
         nodes: Any = map_aggregate((args, kwargs), self._argument)
         fake_args, fake_kwargs = self._fake(args), self._fake(kwargs)
         try:
-            result = self._dispatch(func, fake_args, fake_kwargs, where)
+            ruling = self.by.ruling_on(func, fake_args, fake_kwargs) if self.by is not None else None
+            result = self._dispatch(func, fake_args, fake_kwargs, where, ruling)
         except (CaptureError, PolicyError):
             raise
         except Exception as error:
@@ -169,6 +180,8 @@ class Recorder(BlockRecorder):
             return self._go_on_with_real_values(error, func, args, kwargs)
         node = self._call_function(func, nodes[0], nodes[1])
         node.meta["where"] = where
+        if self.by is not None and self.by.policy.overrides:
+            node.meta.update(ruling=ruling, site=self._here(func, (fake_args, fake_kwargs)))
         self._annotate(node, result)
         tracked = self._track_result(func, node, result)
         if self._nodes.get(id(result)) is node:
@@ -187,16 +200,24 @@ class Recorder(BlockRecorder):
         name = called._schema.name.split("::")[-1]
         return self.graph.create_node("call_function", func, args, kwargs, name=name)
 
-    def _dispatch(self, func: OpOverload, args: Any, kwargs: Any, where: object) -> object:
+    def _dispatch(
+        self, func: OpOverload, args: Any, kwargs: Any, where: object, ruling: Ruling | None
+    ) -> object:
         try:
-            result = self._call_as_on_real_tensors(func, args, kwargs)
+            if self.by is not None:
+                result = self.by.call_in(self._region, func, args, kwargs, ruling)
+            else:
+                result = self._call_as_on_real_tensors(func, args, kwargs)
+        except PolicyError as error:
+            raise PolicyError(f"{error}\n  at {func.name()} ({where})") from error
         except RuntimeError as error:
             if any(text in str(error) for text in _AUTOCAST_ERRORS):
                 raise PolicyError(f"{error}\n  at {func.name()} ({where})") from error
             raise
         consults = self._region.enabled and func.name() in REENTRANT
         if consults and not self.concrete and not is_inplace(func):
-            return with_kernel_dtypes(func, args, kwargs, result)
+            call = partial(self.by.call_in, self._region, func) if self.by is not None else None
+            return with_kernel_dtypes(func, args, kwargs, result, call)
         return result
 
     def _call_as_on_real_tensors(self, func: OpOverload, args: Any, kwargs: Any) -> object:

@@ -21,11 +21,13 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fxamp.capture.attribute_reads import Read
+from fxamp.capture.dtype_reads import DtypeRead
 from fxamp.capture.sources import Place, Source
 from fxamp.capture.structure import Spec
 from fxamp.capture.symbols import Opening, Sizes
 from fxamp.errors import CaptureError
 from fxamp.ir.regions import Region
+from fxamp.policy.scopes import PlacedPolicy
 
 __all__ = [
     "Captured",
@@ -124,6 +126,9 @@ class Captured:
             which operators.
         reads: The attributes of modules that Python read in it.
         dropped: Which values nobody needs any more once the segment has run.
+        placed: The policy that its operators were called under, if it is not torch's own.
+        meant: Which overrides of the policy, by their places, mean one of its operators.
+        dtypes_read: The dtypes that the model's Python asked for so far, under such a policy.
     """
 
     graph: Graph
@@ -142,6 +147,9 @@ class Captured:
     positions: tuple[tuple[int, str], ...] = ()
     reads: tuple[Read, ...] = ()
     dropped: tuple[int, ...] = ()
+    placed: PlacedPolicy | None = None
+    meant: frozenset[int] = frozenset()
+    dtypes_read: tuple[DtypeRead, ...] = ()
 
 
 class Walk(Protocol):

@@ -27,6 +27,7 @@ from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from fxamp.capture.numbers import Definition, called, is_float, known_float, needed, number_text
+from fxamp.capture.plain_fakes import without_meta
 from fxamp.errors import CaptureError
 from fxamp.ir.facts import size_of
 
@@ -111,7 +112,7 @@ def fake_input(mode: FakeTensorMode, tensor: torch.Tensor, symbolic: Sequence[bo
         tensor: An input of the call, any shape.
         symbolic: For each dimension, whether its size is a symbol.
     """
-    plain = tensor.detach()
+    plain = without_meta(tensor.detach())
     if any(symbolic) and plain.layout == torch.strided:
         context: Any = StatelessSymbolicContext(
             dynamic_sizes=[DimDynamic.DYNAMIC if size else DimDynamic.STATIC for size in symbolic],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -58,13 +57,9 @@ def policy_of(options: argparse.Namespace) -> Policy | None:
     """The policy of the plan file, if one is named."""
     if options.policy is None:
         return None
-    from_plan: Any = getattr(Policy, "from_plan", None)
-    if from_plan is None:
-        raise UsageError("this fxamp reads no plan files")
     if not Path(options.policy).is_file():
         raise UsageError(f"there is no file {options.policy}")
-    policy: Policy = from_plan(options.policy)
-    return policy
+    return Policy.from_plan(options.policy)
 
 
 def write_json(text: str, target: str) -> None:

@@ -27,6 +27,7 @@ from fxamp.ir.regions import Region
 from fxamp.policy import Policy
 from fxamp.runtime.amp_module import AmpModule, again, policy_of, source_of
 from fxamp.runtime.runner import Options
+from fxamp.runtime.stand_in import device_type_of
 
 __all__ = ["compare"]
 
@@ -132,17 +133,11 @@ def _subject(
         return _Subject(source_of(model), policy_of(model), again(model), converted=True)
     if not callable(model):
         raise ArgumentError(f"compare takes an nn.Module or a function, not {type(model).__name__}")
-    given = policy is not None
     if policy is None:
-        policy = Policy.native(device_type or _device_type_of(model), dtype)
-    return _Subject(model, policy, AmpModule(model, Options(policy)), converted=given)
-
-
-def _device_type_of(model: object) -> str:
-    if isinstance(model, nn.Module):
-        for tensor in (*model.parameters(), *model.buffers()):
-            return tensor.device.type
-    return "cuda" if torch.cuda.is_available() else "cpu"
+        policy = Policy.native(device_type or device_type_of(model) or "cpu", dtype)
+    amp = AmpModule(model, Options(policy))
+    policy = policy_of(amp)  # acting on the tensors of the device that the model is on
+    return _Subject(model, policy, amp, converted=not policy.is_torchs_own)
 
 
 def _loss_scale(model: object, scale: float | None) -> float:

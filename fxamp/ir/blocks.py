@@ -14,7 +14,7 @@ import torch
 from torch.fx import Node
 from torch.utils.checkpoint import checkpoint
 
-from fxamp.ir.regions import Region, no_autocast
+from fxamp.ir.regions import RealRegion, Region, no_autocast
 
 __all__ = ["Checkpointed", "CustomFunction", "is_block", "is_opaque_call", "is_source"]
 
@@ -72,7 +72,7 @@ class CustomFunction:
     """
 
     function: Any
-    region: Region
+    region: RealRegion
 
     @property
     def __name__(self) -> str:
@@ -80,7 +80,9 @@ class CustomFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The results of the function."""
-        with self.region.context() if self.region.enabled else no_autocast():
+        region = self.region
+        is_off = isinstance(region, Region) and not region.enabled
+        with no_autocast() if is_off else region.context():
             return self.function.apply(*args, **kwargs)
 
 

@@ -7,12 +7,23 @@ moves the state onto the nodes (``node.meta["region"]``) and erases the marks.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
-__all__ = ["DEVICE_TYPES", "Region", "enter_region", "no_autocast", "observe_region", "run_in_region"]
+__all__ = [
+    "DEVICE_TYPES",
+    "RealRegion",
+    "Region",
+    "enter_region",
+    "no_autocast",
+    "observe_region",
+    "run_in_region",
+]
+
+_is_enabled, _dtype_of = torch.is_autocast_enabled, torch.get_autocast_dtype  # as torch has them
 
 DEVICE_TYPES = ("cpu", "cuda", "xpu", "mps", "mtia")
 """Those that have autocast."""
@@ -45,12 +56,19 @@ class Region:
         return f"autocast({self.device_type}, {state}{'' if self.cache else ', no cache'})"
 
 
+class RealRegion(Protocol):
+    """A state of autocast that real code can be run in."""
+
+    def context(self) -> AbstractContextManager[object]:
+        """A context manager that puts this thread into it."""
+
+
 def observe_region(device_type: str) -> Region:
     """The state of autocast for *device_type* on this thread, now."""
     return Region(
         device_type,
-        torch.is_autocast_enabled(device_type),
-        torch.get_autocast_dtype(device_type),
+        _is_enabled(device_type),
+        _dtype_of(device_type),
         torch.is_autocast_cache_enabled(),
     )
 
@@ -59,7 +77,7 @@ def enter_region(region: Region) -> None:
     """The mark of a change of state in a captured graph; it does nothing when run."""
 
 
-def run_in_region(region: Region, operator: object, *args: object, **kwargs: object) -> object:
+def run_in_region(region: RealRegion, operator: object, *args: object, **kwargs: object) -> object:
     """Run an operator whose kernel consults autocast itself inside a real region."""
     with region.context():
         return operator(*args, **kwargs)  # type: ignore[operator]
@@ -72,7 +90,7 @@ def no_autocast() -> Iterator[None]:
     ``torch.autocast(enabled=False)`` would count as a region, and leaving the outermost region clears the
     process-wide cache of casts; switching the flags leaves a surrounding region of the user as it was.
     """
-    enabled = [device for device in DEVICE_TYPES if torch.is_autocast_enabled(device)]
+    enabled = [device for device in DEVICE_TYPES if _is_enabled(device)]
     for device in enabled:
         torch.set_autocast_enabled(device, False)
     try:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import linecache
 import sys
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
 import torch
 from torch.fx import Node
 
-__all__ = ["Where", "locate", "where_now"]
+__all__ = ["Where", "codes_now", "locate", "where_now", "where_of"]
 
 _TORCH = f"{Path(torch.__file__).parent}/"
 _FXAMP = f"{Path(__file__).resolve().parents[1]}/"
@@ -59,6 +60,25 @@ def where_now(module: str) -> Where:
         return Where(module)
     code = innermost.f_code
     return Where(module, code.co_filename, innermost.f_lineno, code.co_name)
+
+
+def codes_now(wanted: Container[CodeType]) -> tuple[CodeType, ...]:
+    """Which of the *wanted* functions this thread is in."""
+    found: list[CodeType] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code in wanted:
+            found.append(frame.f_code)
+        frame = frame.f_back
+    return tuple(found)
+
+
+def where_of(frame: FrameType) -> Where | None:
+    """The source line that *frame* is at, if it is the model's code or that of a layer of torch's."""
+    name = frame.f_code.co_filename
+    if name.startswith((_FXAMP, _PASSES, "<")) or (name.startswith(_TORCH) and "/torch/nn/" not in name):
+        return None
+    return Where("", name, frame.f_lineno, frame.f_code.co_name)
 
 
 def locate(node: Node) -> str:

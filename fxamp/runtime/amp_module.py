@@ -16,11 +16,14 @@ from torch.fx import GraphModule
 from fxamp.errors import ArgumentError
 from fxamp.ir.regions import Region
 from fxamp.policy import Policy
+from fxamp.policy.plan import Plan
 from fxamp.runtime.grad_scaler import GradScaler
 from fxamp.runtime.methods import bound_to, signed_like
+from fxamp.runtime.planning import plan_of
 from fxamp.runtime.program import with_code
 from fxamp.runtime.report import Report, report_on
 from fxamp.runtime.runner import Options, Runner
+from fxamp.runtime.stand_in import standing_in
 
 __all__ = ["AmpModule", "again", "policy_of", "source_of"]
 
@@ -55,10 +58,15 @@ class AmpModule(nn.Module):
         super().__init__()
         for name in _SHARED:
             self.__dict__[name] = self._source.__dict__[name]
-        self.__dict__["_options"] = options
-        self.__dict__["_runner"] = Runner(source, "", options)
         self.__dict__["_forward"] = signed_like(AmpModule.forward, source)
-        policy = options.policy
+        self._adopt(options)
+
+    def _adopt(self, options: Options) -> None:
+        """Convert by *options*, which act on the tensors of the device that the source is on."""
+        policy = standing_in(options.policy, self._function)
+        self.__dict__["_asked"] = options
+        self.__dict__["_options"] = replace(options, policy=policy)
+        self.__dict__["_runner"] = Runner(self._function, "", self._options)
         self.__dict__["_region"] = Region(policy.device_type, enabled=True, dtype=policy.low)
 
     @_Forward
@@ -116,6 +124,16 @@ class AmpModule(nn.Module):
         """What was decided for every operator, and which pieces run eagerly and why."""
         return report_on(self._runner)
 
+    def plan(self) -> Plan:
+        """What was decided, to be written to a file: ``amp.plan().write("plan.json")``.
+
+        It has the policy with its overrides, and for every graph so far each operator with its dtypes and
+        rule.  ``convert(model, policy=fxamp.Policy.from_plan("plan.json"))`` makes the same graphs again, or
+        says what differs.
+        """
+        programs = [program for runner in self._runner.tree() for program in runner.all_programs()]
+        return plan_of(self._asked.policy, programs)
+
     @property
     def recapture_limit(self) -> int:
         """How often calls that differ only in values are captured; after that they run eagerly.
@@ -130,6 +148,7 @@ class AmpModule(nn.Module):
         if limit < 1:
             raise ArgumentError(f"recapture_limit is at least 1, not {limit}")
         self.__dict__["_options"] = replace(self._options, recapture_limit=limit)
+        self.__dict__["_asked"] = replace(self._asked, recapture_limit=limit)
         self._runner.allow(limit)
 
     # --- the model that this stands for -------------------------------------------------------------
@@ -172,6 +191,8 @@ class AmpModule(nn.Module):
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> AmpModule:  # noqa: FBT001, FBT002
         self._source._apply(fn, recurse)
+        if standing_in(self._asked.policy, self._function) != self._options.policy:
+            self._adopt(self._asked)  # on another device the policy acts on other tensors
         return self
 
     def __getattr__(self, name: str) -> Any:
@@ -180,7 +201,8 @@ class AmpModule(nn.Module):
         except AttributeError:
             if "_source" not in self.__dict__:
                 raise
-            return bound_to(self, self._source, self._region, getattr(self._source, name))
+            region = self._runner.region_of_methods(self._region)
+            return bound_to(self, self._source, region, getattr(self._source, name))
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set on the source what is not this class's own."""
@@ -190,12 +212,12 @@ class AmpModule(nn.Module):
             setattr(self._source, name, value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AmpModule:
-        copied = AmpModule(copy.deepcopy(self._function, memo), self._options)
+        copied = AmpModule(copy.deepcopy(self._function, memo), self._asked)
         memo[id(self)] = copied
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return AmpModule, (self._function, self._options)
+        return AmpModule, (self._function, self._asked)
 
     def _get_name(self) -> str:
         return "AmpModule"
@@ -219,4 +241,4 @@ def policy_of(amp: AmpModule) -> Policy:
 
 def again(amp: AmpModule) -> AmpModule:
     """The same source converted in the same way, with nothing captured yet."""
-    return AmpModule(amp._function, amp._options)
+    return AmpModule(amp._function, amp._asked)

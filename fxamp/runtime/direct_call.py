@@ -15,7 +15,7 @@ import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
 
-from fxamp.capture.capture import pre_dispatch_lock
+from fxamp.capture.locks import pre_dispatch_lock
 from fxamp.capture.recording_mode import RecordingMode
 
 __all__ = ["direct_call"]

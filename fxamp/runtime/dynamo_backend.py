@@ -53,6 +53,7 @@ class _Options:
         read = cls(**options)
         if read.policy is not None and read.dtype not in (None, read.policy.low):
             raise ArgumentError(f"dtype is {read.dtype}, the policy is one for {read.policy.low}")
+        _refuse_places(read.policy)
         return read
 
     def policy_for(self, example_inputs: Sequence[Any]) -> Policy | None:
@@ -94,6 +95,17 @@ def fxamp_backend(
     if read.inner == "eager":
         return _EagerGraph(module, surroundings)
     return _compile_with(lookup_backend(read.inner), module, example_inputs, surroundings)
+
+
+def _refuse_places(policy: Policy | None) -> None:
+    """Refuse overrides that select by what a graph of Dynamo's no longer tells."""
+    for override in policy.overrides if policy is not None else ():
+        selector = override.selector
+        if selector.module or selector.where or selector.codes():
+            raise ArgumentError(
+                f"under torch.compile an override can select operators alone, not  {override}\n"
+                "  convert the model with fxamp.convert(model, policy=...), and compile that if you like"
+            )
 
 
 class _EagerGraph:

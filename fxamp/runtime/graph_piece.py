@@ -26,6 +26,7 @@ from fxamp.capture.symbols import Guard, shape_guard
 from fxamp.errors import CaptureError, InvariantError, PolicyError
 from fxamp.ir.regions import Region, no_autocast
 from fxamp.passes import build_pipeline, run_passes
+from fxamp.policy.scopes import place
 from fxamp.runtime.autocast_cache import cached_cast
 from fxamp.runtime.dynamo_graph import Inputs
 from fxamp.runtime.lower import lower
@@ -129,6 +130,9 @@ class GraphPiece(nn.Module):
 
     def _fail(self, key: Any, reason: str) -> None:
         """Note that calls like this one get no program."""
+        policy = self._surroundings.policy
+        if policy is not None and not policy.is_torchs_own:
+            raise PolicyError(f"a graph of torch.compile cannot be captured, so not under {policy}: {reason}")
         self._failed.add(key)
         self.reasons.append(reason)
         _LOG.warning("a graph of torch.compile runs without a program of fxamp: %s", reason)
@@ -136,12 +140,15 @@ class GraphPiece(nn.Module):
     def _build(self, spec: Spec, leaves: list[Any], region: Region, *, around: bool) -> _Program:
         _refuse_subclasses(leaves)
         with plain_saved_tensors():
-            captured = capture(self._function, spec, leaves, region, dynamic_shapes=self._inputs.symbolic)
+            policy = self._surroundings.policy_in(region)
+            placed = None if policy.is_torchs_own else place(policy, None)
+            shapes = self._inputs.symbolic
+            captured = capture(self._function, spec, leaves, region, dynamic_shapes=shapes, placed=placed)
             constants = _constants(captured)
             module = GraphModule(
                 {str(node.target): value for node, value in constants.items()}, captured.graph, "AmpGraph"
             )
-            run_passes(module, build_pipeline(captured, self._surroundings.policy_in(region)))
+            run_passes(module, build_pipeline(captured, policy))
         if self._inner is not None:
             compiled = self._inner(module, captured)
             return _Program(spec, lambda inputs: compiled(*inputs), captured.result, _guard(captured))

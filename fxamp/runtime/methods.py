@@ -17,14 +17,14 @@ from typing import Any
 from torch import nn
 
 from fxamp.ir.modules import is_opaque
-from fxamp.ir.regions import Region
+from fxamp.ir.regions import RealRegion
 
 __all__ = ["bound_to", "signed_like"]
 
 _SLOT = "_fxamp_converted"
 
 
-def bound_to(converted: nn.Module, source: nn.Module, region: Region, value: object) -> object:
+def bound_to(converted: nn.Module, source: nn.Module, region: RealRegion, value: object) -> object:
     """*value*, an attribute of *source*; a method of it calls *converted* and runs in *region*."""
     if not isinstance(value, MethodType) or value.__self__ is not source or is_opaque(source):
         return value

@@ -90,6 +90,8 @@ class Program:
         positions: See :class:`~fxamp.capture.segments.Captured`.
         dropped: Likewise.
         operator: What ends the segment if it is not the last.
+        training: Whether the module was in training mode.
+        grad: Whether gradients were recorded.
         scoped: Whether it shares casts with its blocks, in a cast scope.
         written: Which of its inputs, and which of the model's tensors, a segment writes to that is not the
             last.
@@ -114,6 +116,8 @@ class Program:
     _write_back: tuple[Slot, ...]
     _single: bool = field(default=False)
     scoped: bool = False
+    training: bool = False
+    grad: bool = False
     branches: list[Branch] = field(default_factory=list)
 
     def tensors(self) -> list[torch.Tensor] | None:
@@ -222,6 +226,8 @@ def build_program(
         _write_back=tuple((place.slot(root), place.name) for place in captured.rebound),
         _single=captured.result == ("leaf",) and not captured.rebound,
         scoped=bool(captured.blocks),
+        training=root.training if root is function else False,
+        grad=captured.grad,
     )
 
 

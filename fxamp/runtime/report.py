@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
+from fxamp.capture.dtype_reads import ChangedRead
 from fxamp.ir.blocks import CustomFunction
 from fxamp.ir.facts import Fact
 from fxamp.ir.operators import operator_name
@@ -66,12 +67,16 @@ class Report:
         casts: How many casts each graph makes a call.
         eager: The pieces that are not in a graph.
         recaptures: Why modules were captured again, the latest last.
+        changed_reads: Where the model's Python reads another dtype because of an override.
+        plan_differences: How graphs differ from those of the plan that the policy comes from.
     """
 
     operators: tuple[OperatorRow, ...]
     casts: tuple[int, ...]
     eager: tuple[EagerPiece, ...]
     recaptures: tuple[Recapture, ...] = ()
+    changed_reads: tuple[ChangedRead, ...] = ()
+    plan_differences: tuple[str, ...] = ()
 
     @property
     def totals(self) -> dict[str, int]:
@@ -85,6 +90,8 @@ class Report:
         lines.append(f"{len(self.casts)} graphs, {sum(self.casts)} casts; operators: {counts or 'none'}")
         lines += [f"eager: {piece}" for piece in self.eager]
         lines += [f"captured again: {recapture}" for recapture in self.recaptures]
+        lines += [str(read) for read in self.changed_reads]
+        lines += [f"not as planned: {difference}" for difference in self.plan_differences]
         return "\n".join(lines)
 
 
@@ -101,6 +108,8 @@ def report_on(runner: Runner) -> Report:
             for failure in dict.fromkeys(r.failures.values())
         ),
         recaptures=tuple(runner.recaptures.log),
+        changed_reads=runner.findings.changed_reads,
+        plan_differences=runner.findings.plan_differences,
     )
 
 

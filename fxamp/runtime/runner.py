@@ -10,25 +10,38 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fxamp.capture.capture import capture
 from fxamp.capture.mirror import ChangedModelError
+from fxamp.capture.policy_dispatch import PolicyRegion
 from fxamp.capture.segments import Captured, NeedsValuesError
 from fxamp.capture.structure import Spec, flatten
 from fxamp.capture.symbols import Sizes
-from fxamp.errors import ArgumentError, CaptureError, InvariantError, PolicyError, RecaptureWarning
-from fxamp.ir.regions import Region, observe_region
+from fxamp.errors import (
+    ArgumentError,
+    CaptureError,
+    InvariantError,
+    PlanWarning,
+    PolicyError,
+    RecaptureWarning,
+)
+from fxamp.ir.regions import RealRegion, Region, observe_region
 from fxamp.policy import Policy
+from fxamp.policy.scopes import PlacedPolicy, place
 from fxamp.runtime.cast_scope import cast_scope, keep_cast
 from fxamp.runtime.eager_use import EagerUse, Onlooker
+from fxamp.runtime.findings import Findings
+from fxamp.runtime.override_check import check_overrides
+from fxamp.runtime.planning import planned
 from fxamp.runtime.program import Program, build_program
 from fxamp.runtime.recapture import ALL_FAMILIES, Cause, Recaptures, family_of, find_cause, is_limit
 from fxamp.runtime.shadow import shadow_of
@@ -90,6 +103,8 @@ class Runner:
         failures: Why calls of a signature run eagerly.
         last: The program that served the last call.
         recaptures: Why modules of the converted model were captured again.
+        placed: The policy on the model, if it is not torch's own.
+        findings: What capture has shown of it.
     """
 
     def __init__(
@@ -97,7 +112,9 @@ class Runner:
     ) -> None:
         self.function, self.path, self.options = function, path, options
         self._use: EagerUse = parent._use if parent is not None else EagerUse()
+        self.findings: Findings = parent.findings if parent is not None else Findings()
         self.recaptures: Recaptures = parent.recaptures if parent is not None else Recaptures()
+        self.placed: PlacedPolicy | None = parent.placed if parent is not None else _placed(options, function)
         self.children: dict[int, Runner] = {}
         self.programs: dict[Any, list[Program]] = {}
         self.failures: dict[Any, Failure] = {}
@@ -152,10 +169,12 @@ class Runner:
         looking_on = bool(self.path) and self._use.surveying
         walk = None if looking_on else self._walk(spec, leaves, region, (args, kwargs))
         known = self._failed(key) in self.failures
-        with cast_scope():
+        with cast_scope(), self._overrides_checked(key):
             program = self._capture(key, spec, leaves, region, walk)
+            if program is not None and not (walk is not None and walk.begun):
+                self._check_overrides()  # before anything runs
             if program is None and looking_on and self._failed(key) not in self.failures:
-                return Onlooker(self._use, "").call_child(self.function, self.path, args, kwargs)  # type: ignore[arg-type]
+                return self._look_on(args, kwargs, region)
             if program is None:
                 try:
                     return self._run_eagerly(self._failed(key), args, kwargs, region)
@@ -197,7 +216,23 @@ class Runner:
         self, spec: Spec, leaves: list[torch.Tensor], region: Region, sizes: Sizes, walk: Walk | None
     ) -> Captured:
         with self._lock:
-            return capture(self.function, spec, leaves, region, sizes, self.options.dynamic_shapes, walk)
+            shapes = self.options.dynamic_shapes
+            captured = capture(self.function, spec, leaves, region, sizes, shapes, walk, self.placed)
+            self.findings.add(captured, self._without_overrides(spec, leaves, region, sizes))
+            return captured
+
+    def _without_overrides(
+        self, spec: Spec, leaves: list[torch.Tensor], region: Region, sizes: Sizes
+    ) -> Captured | None:
+        """The same call recorded under the policy's table alone; ``None`` where that cannot be."""
+        if self.placed is None or not self.placed.policy.overrides:
+            return None
+        bare = place(replace(self.placed.policy, overrides=()), self.function)
+        try:
+            shapes = self.options.dynamic_shapes
+            return capture(self.function, spec, leaves, region, sizes, shapes, None, bare)
+        except (CaptureError, PolicyError):
+            return None
 
     def _build(self, captured: Captured, sizes: Sizes, *, alone: bool) -> Program:
         keep = keep_cast if self.path or not alone else None
@@ -214,7 +249,7 @@ class Runner:
     ) -> Any:
         """Run by the module's own Python although there is a program: in a survey, or for good."""
         if self._use.is_inside(program.kept, self.path):
-            return Onlooker(self._use, "").call_child(self.function, self.path, args, kwargs)  # type: ignore[arg-type]
+            return self._look_on(args, kwargs, region)
         self.failures[key] = Failure(_USED_OUTSIDE)
         return self._run_eagerly(key, args, kwargs, region)
 
@@ -227,7 +262,8 @@ class Runner:
             self.failures[None] = Failure(str(error))
             return
         program, _ = self._find(key, leaves)
-        self.last = program or self._capture(key, spec, leaves, region, None)
+        with self._overrides_checked(key):
+            self.last = program or self._capture(key, spec, leaves, region, None)
 
     def _sign(self, args: Any, kwargs: Any, region: Region) -> tuple[Any, Spec, list[torch.Tensor]]:
         if self._watch is not None and not self._watch.intact():
@@ -288,7 +324,23 @@ class Runner:
                     walk.undo()
                 return None
             self._keep(key, walk.path[0] if walk is not None and walk.path else program)
+            self._compare_with_plan(program)
             return program
+
+    def _compare_with_plan(self, program: Program) -> None:
+        plan = self.options.policy.plan
+        if plan is None:
+            return
+        for graph in planned(program):
+            differences = plan.differences(graph)
+            if differences:
+                self.findings.plan_differences += differences
+                warnings.warn(
+                    f"{self.path or 'the model'} gets another graph than in the plan, of torch {plan.torch}"
+                    f" (- planned, + now):\n" + "\n".join(differences),
+                    PlanWarning,
+                    stacklevel=5,
+                )
 
     def _forgive(self, key: Any) -> None:
         """Let a call be captured that could not be because it set attributes, as a first call may; once."""
@@ -320,6 +372,23 @@ class Runner:
             return key
         family = family_of(key)
         return family if family in self.failures else ALL_FAMILIES if ALL_FAMILIES in self.failures else key
+
+    @contextmanager
+    def _overrides_checked(self, key: Any) -> Iterator[None]:
+        """Refuse the model, once a call of it is known, where an override means nothing in it."""
+        try:
+            yield
+            self._check_overrides()
+        except PolicyError:
+            self.programs.pop(key, None)
+            raise
+
+    def _check_overrides(self) -> None:
+        if self.placed is not None and not self.path:
+            modules = [
+                module for runner in self.tree() for p in runner.all_programs() for module in p.modules()
+            ]
+            check_overrides(self.options.policy.overrides, self.findings.meant, modules)
 
     def allow(self, limit: int) -> None:
         """Set the recapture limit of this runner and those below."""
@@ -358,8 +427,33 @@ class Runner:
                 stack.enter_context(self._use.survey())
             if not self.path:  # below the model the region is there already
                 stack.enter_context(cast_scope())
-                stack.enter_context(region.context())
+            stack.enter_context(self._region_of_eager_code(region))
             return function(*args, **kwargs)
+
+    def _region_of_eager_code(self, region: Region) -> AbstractContextManager[object]:
+        """What the module's own Python runs in."""
+        if self.placed is not None:
+            return self._under_policy(region, self.placed)
+        return nullcontext() if self.path else region.context()
+
+    @contextmanager
+    def _under_policy(self, region: Region, placed: PlacedPolicy) -> Iterator[None]:
+        scopes = placed.scopes.get(id(self.function), frozenset())
+        with PolicyRegion(region, placed, (self.path,), scopes, keep_cast).context() as dispatch:
+            yield
+        self.findings.meant |= dispatch.meant
+
+    def region_of_methods(self, region: Region) -> RealRegion:
+        """What methods of the model other than ``forward`` run in."""
+        if self.placed is None:
+            return region
+        return PolicyRegion(region, self.placed, keep=keep_cast)
+
+    def _look_on(self, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
+        """Run a module below an eager piece by its own Python, children included."""
+        assert isinstance(self.function, nn.Module)
+        with self._region_of_eager_code(region):
+            return Onlooker(self._use, "").call_child(self.function, self.path, args, kwargs)
 
     def call_child(self, child: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a child of an eager piece, on its own runner (the side of ``Host``)."""
@@ -367,7 +461,11 @@ class Runner:
         if runner is None or runner.function is not child:
             full = f"{self.path}.{path}" if self.path else path
             runner = self.children.setdefault(id(child), Runner(child, full, self.options, self))
-        return runner(args, kwargs, observe_region(self.options.policy.device_type))
+        region = observe_region(self.options.policy.device_type)
+        if self.placed is None:
+            return runner(args, kwargs, region)
+        with _disable_current_modes():  # the child sees to the policy itself
+            return runner(args, kwargs, region)
 
     def read_parameter(self, parameter: nn.Parameter) -> None:
         """Note that eager code uses *parameter* (the side of ``Host``)."""
@@ -381,6 +479,7 @@ class Runner:
             if self._watch is not None:
                 text = self._watch.difference() or "the modules changed"
                 self._changed = Cause(text, "convert the model again once it has its final form")
+            self.placed = self.placed and _placed(self.options, self.function)
             self.programs, self.failures, self.children = {}, {}, {}
             self.last, self._latest, self._surveyed = None, None, set()
             if isinstance(self.function, nn.Module):
@@ -393,6 +492,11 @@ class Runner:
     def tree(self) -> list[Runner]:
         """This runner and those of all eager pieces below it."""
         return [self, *(below for child in list(self.children.values()) for below in child.tree())]
+
+
+def _placed(options: Options, function: object) -> PlacedPolicy | None:
+    """The policy on the model, where torch's own autocast does not do."""
+    return None if options.policy.is_torchs_own else place(options.policy, function)
 
 
 def _is_from_dynamo(error: BaseException | None) -> bool:

@@ -12,14 +12,19 @@ import torch
 from torch._decomp.decompositions import upsample_compute_output_size
 from torch._ops import OpOverload
 
-__all__ = ["call_body"]
+__all__ = ["call_body", "is_upsample"]
 
 
 def call_body(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Do what the composite operator *target* does, in terms of other operators."""
-    if "upsample" in target._schema.name and target._overloadname == "vec" and not kwargs:
+    if is_upsample(target) and not kwargs:
         return _upsample(target, *args)
     return target._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+
+
+def is_upsample(target: OpOverload) -> bool:
+    """Whether *target* is one whose body is written here."""
+    return "upsample" in target._schema.name and target._overloadname == "vec"
 
 
 def _upsample(target: OpOverload, x: torch.Tensor, output_size: Any, *rest: Any) -> Any:

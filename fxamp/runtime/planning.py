@@ -1,0 +1,73 @@
+"""What was decided, in the form of a plan file; and how a program differs from a plan."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fxamp.ir.facts import Fact
+from fxamp.ir.operators import operator_name
+from fxamp.ir.regions import run_in_region
+from fxamp.ir.text import show
+from fxamp.policy import Policy
+from fxamp.policy.plan import Plan, PlannedGraph, PlannedOperator
+from fxamp.runtime.program import Program
+
+__all__ = ["plan_of", "planned"]
+
+_SYMBOL = re.compile(r"\b[su]\d+\b")
+
+
+def plan_of(policy: Policy, programs: Iterable[Program]) -> Plan:
+    """The plan of *programs*, which were made under *policy*."""
+    graphs = [graph for program in programs for graph in planned(program)]
+    return Plan(torch.__version__, policy.to_json(), tuple(dict.fromkeys(graphs)))
+
+
+def planned(program: Program) -> tuple[PlannedGraph, ...]:
+    """The graphs of *program* as a plan has them."""
+    return tuple(_graph(module, program) for module in program.modules())
+
+
+def _graph(module: GraphModule, program: Program) -> PlannedGraph:
+    names: dict[str, str] = {}
+
+    def numbered(match: re.Match[str]) -> str:
+        return names.setdefault(match[0], f"s{len(names)}")
+
+    def canonical(text: str) -> str:
+        return _SYMBOL.sub(numbered, text)
+
+    text = canonical(show(module))
+    inputs = module.graph.find_nodes(op="placeholder")
+    calls = [node for node in module.graph.nodes if node.op == "call_function" and node.meta.get("fact")]
+    return PlannedGraph(
+        training=program.training,
+        grad=program.grad,
+        inputs=tuple(canonical(str(node.meta["fact"])) for node in inputs if node.meta.get("fact")),
+        hash=hashlib.sha256(text.encode()).hexdigest(),
+        operators=tuple(_operator(node) for node in calls if operator_name(node.target) != "getitem"),
+    )
+
+
+def _operator(node: Node) -> PlannedOperator:
+    where, decision = node.meta.get("where"), node.meta.get("decision")
+    target = node.args[1] if node.target is run_in_region else node.target
+    dtypes = [text for value in node.all_input_nodes for text in _dtypes(value.meta.get("fact"))]
+    rule = "" if decision is None else f"{decision.rule.cast.value}: {decision.rule.why}"
+    return PlannedOperator(
+        module=where.module if where else "",
+        op=operator_name(target),
+        dtypes=f"{', '.join(dtypes)} -> {', '.join(_dtypes(node.meta['fact']))}",
+        rule="cast" if "inserted" in node.meta else rule,
+    )
+
+
+def _dtypes(facts: object) -> list[str]:
+    if isinstance(facts, Fact):
+        return [facts.dtype.abbr]
+    return [text for fact in facts for text in _dtypes(fact)] if isinstance(facts, tuple) else []
