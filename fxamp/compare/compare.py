@@ -163,12 +163,13 @@ class _Session:
     loss: Loss | None
     inputs: int = 0
     bits: Bits = field(default_factory=lambda: Bits(None))
-    outputs: Tally = field(default_factory=Tally)
+    outputs: Tally = field(init=False)
     boundaries: dict[str, None] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         source = self.subject.source
+        self.outputs = Tally(self.subject.policy.low)
         names: dict[int, str] = {}
         if isinstance(source, nn.Module):
             named = (*source.named_parameters(), *source.named_buffers())
@@ -184,6 +185,7 @@ class _Session:
                     source,
                     _REFERENCES[name],
                     names,
+                    self.subject.policy.low,
                     gradients=self.gradients if first else None,
                     local=first,
                 )

@@ -124,7 +124,7 @@ class Comparison:
         return Group(*self._parts())
 
     def __str__(self) -> str:
-        return as_text(self)
+        return as_text(self._parts())
 
     def _repr_html_(self) -> str:
         return as_html(self)

@@ -60,7 +60,7 @@ class Gradients:
             return
         self.compared += 1
         self.order += 1
-        tally = Tally(ulps_wanted=False)
+        tally = Tally()
         with torch.no_grad():
             tally.add(gradient, expected, self.scale)
         count.gradient.merge(tally)

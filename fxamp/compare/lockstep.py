@@ -54,6 +54,7 @@ class Lockstep:
         model: Whose modules have paths.
         reference: float32 or float64.
         names: What the model's tensors are called, by ``id``.
+        low: The low precision dtype, in whose last places errors are counted.
         gradients: Compares the gradients, if they are wanted.
         local: Whether the errors that operators add are wanted.
 
@@ -71,13 +72,14 @@ class Lockstep:
         model: object,
         reference: torch.dtype,
         names: dict[int, str],
+        low: torch.dtype,
         *,
         gradients: Gradients | None = None,
         local: bool = True,
     ) -> None:
         self._sites = Sites(model)
         self._reference, self._names, self._gradients, self._local = reference, names, gradients, local
-        self._undo = Undo()
+        self._low, self._undo = low, Undo()
         self.shadows = self._new_shadows()
         self._own = Storages()
         self._looked_at = WeakTensorKeyDictionary()
@@ -354,10 +356,10 @@ class Lockstep:
         if tensor.layout is not torch.strided or tensor.numel() == 0:
             return False
         count.dtype = tensor.dtype.abbr
-        arrived, alone = Tally(), None
+        arrived, alone = Tally(self._low), None
         arrived.add(tensor, value)
         if other is not None and other.shape == value.shape:
-            alone = Tally(ulps_wanted=False)
+            alone = Tally()
             alone.add(other, value)
         elif not call.sources and not state.seeded:
             alone = arrived  # made from nothing

@@ -66,8 +66,8 @@ class Count:
     calls: int = 0
     dtype: str = ""
     arrived: Tally = field(default_factory=Tally)
-    local: Tally = field(default_factory=lambda: Tally(ulps_wanted=False))
-    gradient: Tally = field(default_factory=lambda: Tally(ulps_wanted=False))
+    local: Tally = field(default_factory=Tally)
+    gradient: Tally = field(default_factory=Tally)
     findings: dict[Kind, Finding] = field(default_factory=dict)
     blame: float = 0.0
     lost: int = 0

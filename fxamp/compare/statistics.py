@@ -8,7 +8,7 @@ than a chunk is made, so comparing costs no memory that grows with the tensors.
 ``max_rel``           largest error over the reference, which counts as the smallest normal number
                       of the candidate's dtype at least
 ``sqnr_db``           signal over quantisation noise, ``10 log10(sum r^2 / sum (c - r)^2)``
-``ulps``              errors in units of the candidate's last place, counted in powers of two
+``ulps``              errors in units of the last place of the low precision dtype, as a histogram
 ``underflow`` ...     shares of all elements
 ====================  ==========================================================================
 """
@@ -26,7 +26,6 @@ ULP_BOUNDS = (0, 1, 2, 4, 16, 256)
 """Upper ends of the bins of the histogram; one more bin holds the rest."""
 
 _CHUNK = 1 << 15  # elements: a dozen arrays of float32 fit into the second level of cache
-_BITS = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32}
 _SUMS = ("count", "error", "signal", "nan", "inf", "underflow", "subnormal", "nonzero", "reference_nan",
          "reference_inf")  # fmt: skip
 _MAXIMA = ("max_abs", "max_rel", "largest")
@@ -79,9 +78,13 @@ class Statistics:
 
 @dataclass
 class Tally:
-    """Adds up what :class:`Statistics` tells."""
+    """Adds up what :class:`Statistics` tells.
 
-    ulps_wanted: bool = True
+    Attributes:
+        unit: The dtype in whose last places errors are counted; ``None`` for no histogram.
+    """
+
+    unit: torch.dtype | None = None
     count: int = 0
     error: float = 0.0
     signal: float = 0.0
@@ -155,17 +158,15 @@ class Tally:
         if float(magnitude.min()) < tiny:
             self.subnormal += int(((magnitude < tiny) & (c != 0)).sum())
         if not largest:
-            self.ulps[0] += c.numel()
+            self.ulps[0] += c.numel() if self.unit is not None else 0
             return
         self.error += float(torch.dot(error, error))
         self.max_abs = max(self.max_abs, largest)
         self.max_rel = max(self.max_rel, float((error / size.clamp_min_(tiny)).max()))
-        if self.ulps_wanted:
-            self._count_ulps(c, r, dtype, scale)
+        if self.unit is not None:
+            self._count_ulps(c, r, self.unit)
 
-    def _count_ulps(self, c: torch.Tensor, r: torch.Tensor, dtype: torch.dtype, scale: float) -> None:
-        if dtype not in _BITS or scale != 1.0:
-            return
+    def _count_ulps(self, c: torch.Tensor, r: torch.Tensor, dtype: torch.dtype) -> None:
         steps = _ordinal(c.to(dtype)).sub_(_ordinal(r.to(dtype))).abs_()
         left = steps.numel()
         for index, bound in enumerate(ULP_BOUNDS):
@@ -246,8 +247,7 @@ def _flat(one: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.T
 
 
 def _ordinal(values: torch.Tensor) -> torch.Tensor:
-    """Integers in the order of the floats, one apart where these are neighbours."""
-    bits = values.view(_BITS[values.dtype])
-    largest = torch.iinfo(bits.dtype).max
-    sign = bits >> (bits.element_size() * 8 - 1)  # 0, or -1 where it is set
-    return (bits ^ (sign & largest)).sub_(sign).to(torch.int32 if bits.dtype is torch.int16 else torch.int64)
+    """Integers in the order of float16 or bfloat16 *values*, one apart where these are neighbours."""
+    bits = values.view(torch.int16)
+    sign = bits >> 15  # 0, or -1 where it is set
+    return (bits ^ (sign & torch.iinfo(torch.int16).max)).sub_(sign).to(torch.int32)

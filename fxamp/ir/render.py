@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable
 
 from rich.console import Console, RenderableType
+from rich.text import Text
 
 __all__ = ["as_html", "as_text"]
 
 _WIDTH = 118
 
 
-def as_text(renderable: RenderableType, width: int = _WIDTH) -> str:
-    """*renderable* without colours, *width* columns wide whatever the terminal is."""
+def as_text(parts: Iterable[RenderableType], width: int = _WIDTH) -> str:
+    """*parts* without colours, tables *width* columns wide whatever the terminal is; text is not wrapped."""
     file = io.StringIO()
     console = Console(file=file, width=width, color_system=None, force_terminal=False, highlight=False, emoji=False)
-    console.print(renderable)
+    for part in parts:
+        if isinstance(part, Text):
+            file.write(f"{part.plain}\n")
+        else:
+            console.print(part)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
