@@ -34,8 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--backward", action="store_true", help="compare gradients, too")
     parser.add_argument("--loss-scale", type=float, metavar="SCALE", help="of the gradients; default: 1")
-    parser.add_argument("--max-ulp", type=int, metavar="N", help="the results may be N units in the last place apart")
-    parser.add_argument("--min-sqnr", type=float, metavar="DB", help="the least signal to noise of the results")
+    parser.add_argument(
+        "--max-ulp", type=int, metavar="N", help="the results may be N units in the last place apart"
+    )
+    parser.add_argument(
+        "--min-sqnr", type=float, metavar="DB", help="the least signal to noise of the results"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -55,7 +59,9 @@ def run(options: argparse.Namespace) -> int:
         write_json(found.to_json(), options.json)
     if options.json != "-":
         console = Console(highlight=False)
-        console.print(found if console.is_terminal else str(found), markup=False, soft_wrap=not console.is_terminal)
+        console.print(
+            found if console.is_terminal else str(found), markup=False, soft_wrap=not console.is_terminal
+        )
     failures = _failures(found, options)
     for failure in failures:
         print(f"fxamp compare: {failure}", file=sys.stderr)
@@ -72,5 +78,7 @@ def _failures(found: Comparison, options: argparse.Namespace) -> list[str]:
         largest = f"up to {found.max_ulp:g}" if math.isfinite(found.max_ulp) else "more than 256"
         failures.append(f"results are {largest} ulp apart, allowed are {options.max_ulp}")
     if options.min_sqnr is not None and found.min_sqnr < options.min_sqnr:
-        failures.append(f"the SQNR of the results is {found.min_sqnr:.1f} dB, asked for are {options.min_sqnr:g}")
+        failures.append(
+            f"the SQNR of the results is {found.min_sqnr:.1f} dB, asked for are {options.min_sqnr:g}"
+        )
     return failures

@@ -82,8 +82,12 @@ def load(name: str) -> Any:
     found = module
     for part in target.split("."):
         if not hasattr(found, part):
-            public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-            raise UsageError(f"{source} has no {target!r}\n  it has:  {', '.join(public) or 'nothing callable'}")
+            public = [
+                key for key, value in vars(module).items() if callable(value) and not key.startswith("_")
+            ]
+            raise UsageError(
+                f"{source} has no {target!r}\n  it has:  {', '.join(public) or 'nothing callable'}"
+            )
         found = getattr(found, part)
     return found
 
@@ -92,9 +96,11 @@ def _own(name: str) -> Made:
     found: Any = load(name)
     if not isinstance(found, nn.Module):
         if not callable(found):
-            raise UsageError(f"{name} is of class {type(found).__name__}\n  name a function that gives the model")
+            raise UsageError(
+                f"{name} is of class {type(found).__name__}\n  name a function that gives the model"
+            )
         found = found()
-    model, inputs = found if isinstance(found, tuple) and len(found) == 2 else (found, None)  # noqa: PLR2004
+    model, inputs = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
     if not callable(model):
         raise UsageError(
             f"{name}() gives a {type(model).__name__}\n  let it return a model, or  (model, inputs)"
@@ -132,15 +138,19 @@ def _from_package(name: str) -> ModuleType:
 def _torchvision(name: str) -> Made:
     models = _extra("torchvision.models", "torchvision")
     if name not in models.list_models():
-        raise UsageError(f"torchvision has no model {name!r}\n  it has, among others:  {_like(name, models.list_models())}")
+        raise UsageError(
+            f"torchvision has no model {name!r}\n  it has, among others:  {_like(name, models.list_models())}"
+        )
     size = (3, 299, 299) if name == "inception_v3" else _IMAGE
     return Made(models.get_model(name, weights=None), torch.randn(1, *size))
 
 
 def _timm(name: str) -> Made:
     timm = _extra("timm", "timm")
-    if not timm.is_model(name.split(".")[0]):
-        raise UsageError(f"timm has no model {name!r}\n  it has, among others:  {_like(name, timm.list_models())}")
+    if not timm.is_model(name.split(".", maxsplit=1)[0]):
+        raise UsageError(
+            f"timm has no model {name!r}\n  it has, among others:  {_like(name, timm.list_models())}"
+        )
     model = timm.create_model(name, pretrained=False)
     size = getattr(model, "default_cfg", {}).get("input_size", _IMAGE)
     return Made(model, torch.randn(1, *size))

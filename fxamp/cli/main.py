@@ -1,7 +1,7 @@
 """``fxamp <command>`` and ``python -m fxamp <command>``.
 
-A command is a module with ``SUMMARY`` (one line), ``add_arguments(parser)`` and ``run(options)``, which gives the
-exit code; it is listed here.
+A command is a module with ``SUMMARY`` (one line), ``add_arguments(parser)`` and ``run(options)``, which gives
+the exit code; it is listed here.
 
 ====  =====================================================================
  0    what was asked for holds

@@ -21,12 +21,16 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="FACTORY",
-        help="torchvision:resnet18, timm:NAME, package.module:callable or path/to/file.py:callable, which gives a "
-        "model or (model, inputs)",
+        help="torchvision:resnet18, timm:NAME, package.module:callable or path/to/file.py:callable, which "
+        "gives a model or (model, inputs)",
     )
-    parser.add_argument("--inputs", metavar="FACTORY", help="a callable that gives the inputs, or a loader of them")
+    parser.add_argument(
+        "--inputs", metavar="FACTORY", help="a callable that gives the inputs, or a loader of them"
+    )
     parser.add_argument("--dtype", choices=list(DTYPES), help="default: what torch.autocast takes")
-    parser.add_argument("--device-type", metavar="TYPE", help="whose autocast; default: where the parameters are")
+    parser.add_argument(
+        "--device-type", metavar="TYPE", help="whose autocast; default: where the parameters are"
+    )
     parser.add_argument("--policy", metavar="PLAN", help="a plan file (JSON) with the precision of operators")
     parser.add_argument("--train", action="store_true", help="in training mode; default: evaluation")
     parser.add_argument("--seed", type=int, default=0, help="of torch's generator; default: %(default)s")

@@ -40,5 +40,7 @@ def run(options: argparse.Namespace) -> int:
         write_json(report.to_json(), options.json)
     if options.json != "-":
         console = Console(highlight=False)
-        console.print(report if console.is_terminal else str(report), markup=False, soft_wrap=not console.is_terminal)
+        console.print(
+            report if console.is_terminal else str(report), markup=False, soft_wrap=not console.is_terminal
+        )
     return 0

@@ -140,7 +140,9 @@ class Comparison:
         parts += [self._table()] if self.rows else []
         parts += [Text(line) for line in self._explanations()]
         parts += [Text(f"at its boundaries only: {text}") for text in self.boundaries]
-        parts += [Text(f"from here on the run's own values: {place}: {why}") for place, why in self.apart[:_SHOWN]]
+        parts += [
+            Text(f"from here on the run's own values: {place}: {why}") for place, why in self.apart[:_SHOWN]
+        ]
         return [*parts, *(Text(note) for note in self.notes)]
 
     def _table(self) -> Table:
@@ -175,8 +177,7 @@ class Comparison:
     def _explanations(self) -> list[str]:
         lines = []
         for place, row in enumerate(self.worst(), 1):
-            for finding in row.findings:
-                lines.append(f"{place:>2}  {finding}")
+            lines += [f"{place:>2}  {finding}" for finding in row.findings]
             if row.findings:
                 lines.append(f"    -> {row.findings[0].kind.help}")
                 if row.where.source:
@@ -186,7 +187,7 @@ class Comparison:
     # --- for programs -------------------------------------------------------------------------------
 
     def to_json(self, indent: int | None = 2) -> str:
-        """All of it as JSON; numbers that JSON has not are the strings ``"inf"``, ``"-inf"`` and ``"nan"``."""
+        """All of it as JSON; what is no number there is a string: ``"inf"``, ``"-inf"``, ``"nan"``."""
         return json.dumps(self._as_dict(), indent=indent)
 
     def _as_dict(self) -> dict[str, Any]:
@@ -237,7 +238,7 @@ def _decibels(statistics: Statistics | None) -> str:
 
 
 def _share(share: float) -> str:
-    return "" if not share else f"{share:.1%}" if share >= 0.001 else f"{share:.0e}"  # noqa: PLR2004
+    return "" if not share else f"{share:.1%}" if share >= 0.001 else f"{share:.0e}"
 
 
 def _summary(statistics: Statistics) -> str:

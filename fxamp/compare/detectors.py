@@ -1,7 +1,8 @@
 """Tell from the numbers of one call what is wrong with it.
 
-The detectors look at the result of the run, at what the operator makes of the reference's inputs (*alone*), and
-at the reference's result.  What *alone* shows is the operator's own doing; what only the run shows came in.
+The detectors look at the result of the run, at what the operator makes of the reference's inputs (*alone*),
+and at the reference's result.  What *alone* shows is the operator's own doing; what only the run shows came
+in.
 """
 
 from __future__ import annotations
@@ -94,9 +95,7 @@ def inspect_source(call: Call, count: Count, tensor: torch.Tensor, name: str) ->
         count.find(call.finding(Kind.BAD_INPUT, f"input {call.input}: a tensor of {shape} has {what}"))
 
 
-def inspect_state(
-    call: Call, count: Count, tensor: torch.Tensor, expected: torch.Tensor, name: str
-) -> None:
+def inspect_state(call: Call, count: Count, tensor: torch.Tensor, expected: torch.Tensor, name: str) -> None:
     """Look at a buffer that was written to."""
     if tensor.shape != expected.shape or not tensor.numel():
         return
@@ -125,7 +124,9 @@ def _not_finite(
     divided = list(_vanished_inputs(call)) if made else []
     for source in divided:
         if source.producer is not None:
-            detail = f"values that are not 0 become 0 in {_names(call)}, and {call.func.name()} makes Inf or NaN of that"
+            detail = (
+                f"values other than 0 become 0 in {_names(call)}; {call.func.name()} makes Inf or NaN of it"
+            )
             source.producer.find(call.finding(Kind.VANISHED, detail))
     limit = torch.finfo(result.dtype).max
     what = "NaN" if tally.nan else "Inf"
@@ -139,11 +140,14 @@ def _not_finite(
     constant = next((c for c in _scalars(call) if abs(c) > limit), None)
     only = made and sizes.numel() > 0 and float(sizes.min()) == largest
     if constant is not None or (only and _moves_data(call, result)):
-        text = f"{constant if constant is not None else largest:g} does not fit in {result.dtype.abbr} (max {limit:g})"
+        number = constant if constant is not None else largest
+        text = f"{number:g} does not fit in {result.dtype.abbr} (max {limit:g})"
         count.find(call.finding(Kind.CONSTANT, text))
         return
     count.find(
-        call.finding(Kind.OVERFLOW, f"{share}; the reference reaches {largest:.3g}, {result.dtype.abbr} {limit:.3g}")
+        call.finding(
+            Kind.OVERFLOW, f"{share}; the reference reaches {largest:.3g}, {result.dtype.abbr} {limit:.3g}"
+        )
     )
 
 
@@ -158,9 +162,9 @@ def _given_bad(call: Call) -> bool:
 def _vanished_inputs(call: Call) -> Iterator[Shadow]:
     """The inputs that are 0 somewhere, where the reference's are not."""
     for tensor, source in zip(call.inputs, call.sources, strict=True):
-        if tensor.is_floating_point() and tensor.shape == source.value.shape:
-            if bool(((tensor == 0) & (source.value != 0)).any()):
-                yield source
+        comparable = tensor.is_floating_point() and tensor.shape == source.value.shape
+        if comparable and bool(((tensor == 0) & (source.value != 0)).any()):
+            yield source
 
 
 def _names(call: Call) -> str:
@@ -196,8 +200,10 @@ def _finite_and_wrong(call: Call, count: Count, result: torch.Tensor, alone: Tal
     largest = max(abs(end) for end in alone.reference)
     varies = max(_VARIES, _ULPS * torch.finfo(result.dtype).eps) * largest
     if alone.count > 1 and span == 0 and wanted > varies > 0:
-        text = f"all {alone.count} elements are {alone.low[0]:g}; the reference goes from " \
-               f"{alone.reference[0]:.3g} to {alone.reference[1]:.3g}"
+        text = (
+            f"all {alone.count} elements are {alone.low[0]:g}; the reference goes from "
+            f"{alone.reference[0]:.3g} to {alone.reference[1]:.3g}"
+        )
         count.find(call.finding(Kind.CONSTANT_OUTPUT, text))
     lost = alone.underflow / alone.nonzero if alone.nonzero else 0.0
     if lost > _HALF:
@@ -228,7 +234,8 @@ def _lost_updates(call: Call, count: Count, result: torch.Tensor, expected: torc
     count.lost += int((moved & (result == before)).sum())
     count.updates += int(moved.sum())
     if count.calls >= _LOOP and count.lost > _HALF * count.updates > 0:
-        text = f"{count.lost / count.updates:.0%} of the updates in {count.calls} calls are lost in {result.dtype.abbr}"
+        share, name = count.lost / count.updates, result.dtype.abbr
+        text = f"{share:.0%} of the updates in {count.calls} calls are lost in {name}"
         count.find(call.finding(Kind.SATURATED, text))
 
 
@@ -242,8 +249,10 @@ def _integers(call: Call, count: Count, result: torch.Tensor, expected: torch.Te
     whole = expected.detach()
     if bool((whole == whole.round()).all()) and bool((result != whole).any()):
         wrong = int((result != whole).sum())
-        text = f"{wrong} of {result.numel()} integers are rounded: {result.dtype.abbr} has {digits} bits, " \
-               f"exact up to {2**digits}"
+        text = (
+            f"{wrong} of {result.numel()} integers are rounded: {result.dtype.abbr} has {digits} bits, "
+            f"exact up to {2**digits}"
+        )
         count.find(call.finding(Kind.INTEGERS, text))
 
 

@@ -6,7 +6,6 @@ gradients of a result and of its shadow arrive next to each other, and no more t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -69,16 +68,14 @@ class Gradients:
             count.find(Finding(Kind.GRADIENT_OVERFLOW, detail, self.input, self.order))
         lost = tally.underflow / tally.nonzero if tally.nonzero else 0.0
         if lost > _MANY:
-            detail = f"{lost:.0%} of the gradient's elements are 0 in {gradient.dtype.abbr}{self._way_out(expected)}"
+            detail = f"{lost:.0%} of the gradient's elements are 0 in {gradient.dtype.abbr}"
+            detail += self._typical(expected)
             count.find(Finding(Kind.GRADIENT_UNDERFLOW, detail, self.input, self.order))
 
-    def _way_out(self, expected: torch.Tensor) -> str:
-        """The power of two by which the loss would have to be scaled to keep half of the elements."""
+    def _typical(self, expected: torch.Tensor) -> str:
+        """How large the gradient would be, of which half of the elements are smaller."""
         sizes = expected.detach().abs()
-        middle = float(sizes[sizes > 0].median()) * self.scale
-        if not middle or not math.isfinite(middle):
-            return ""
-        return f"; typical size {middle:.1e}, at loss scale {self.scale:g}"
+        return f"; its median size would be {float(sizes[sizes > 0].median()) * self.scale:.1e}"
 
     def leaf(self, gradient: Any, expected: Any, count: Count) -> None:
         """Compare the gradients of a parameter."""

@@ -93,5 +93,6 @@ def _most_arguments(model: Callable[..., Any]) -> int | None:
     if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
         return None
     return sum(
-        parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD) for parameter in parameters
+        parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        for parameter in parameters
     )

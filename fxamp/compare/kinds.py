@@ -1,4 +1,4 @@
-"""What can be wrong with an operator in low precision, by what the numbers show; no operator is known by name.
+"""What can be wrong with an operator in low precision, told by its numbers and not by its name.
 
 Each kind says how it is told and what usually helps.
 """

@@ -7,9 +7,9 @@ A dispatch mode above autocast sees each operator as the model calls it.  It run
    inputs is the error that it *adds*,
 3. the operator as it was called, which is the run itself, under whatever autocast is on,
 
-compares, and lets go of 2.  Both sides free their tensors when the model lets go of its own, so the most that
-is held is what two runs hold, and the inputs and results of one operator.  Python is run once: what it decides
-from values or dtypes it decides for both, from the run's.
+compares, and lets go of 2.  Both sides free their tensors when the model lets go of its own, so the most
+that is held is what two runs hold, and the inputs and results of one operator.  Python is run once: what it
+decides from values or dtypes it decides for both, from the run's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
-
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from fxamp.capture.recording_mode import RecordingMode
@@ -318,7 +317,12 @@ class Lockstep:
                 inspect_source(call, count or self._count(call.func), tensor, name)
 
     def _paired(
-        self, call: Call, results: list[torch.Tensor], expected: Any, failure: Exception | None, state: RandomState
+        self,
+        call: Call,
+        results: list[torch.Tensor],
+        expected: Any,
+        failure: Exception | None,
+        state: RandomState,
     ) -> list[tuple[torch.Tensor, bool]]:
         """For each result the reference's, and whether that is only a copy of the result."""
         values = tensors_in(expected)
@@ -395,12 +399,9 @@ def _is_view(tensor: torch.Tensor, given: list[torch.Tensor]) -> bool:
     if any(tensor is other for other in given):
         return False
     storage = tensor.untyped_storage()._cdata
-    return any(
-        other.layout is torch.strided and other.untyped_storage()._cdata == storage for other in given
-    )
+    return any(other.layout is torch.strided and other.untyped_storage()._cdata == storage for other in given)
 
 
 def _clamped(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     limits = torch.finfo(dtype)
     return value.clamp(limits.min, limits.max).to(dtype)
-

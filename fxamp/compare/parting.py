@@ -1,4 +1,4 @@
-"""Where two runs first part: the first operator of one whose result no operator of the same name had in the other.
+"""Where two runs first part: the first operator of one whose result its like never had in the other.
 
 Results are kept as digests, so nothing is held.  Casts are left out: one run has them as operators, the other
 inside of operators.

@@ -67,7 +67,9 @@ class _State:
                     container.clear()
                     container.extend(contents)
             elif isinstance(container, dict):
-                if list(container) != list(contents) or any(container[k] is not contents[k] for k in contents):
+                if list(container) != list(contents) or any(
+                    container[k] is not contents[k] for k in contents
+                ):
                     container.clear()
                     container.update(contents)
             elif container != contents:

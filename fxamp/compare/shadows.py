@@ -148,5 +148,4 @@ class Shadows:
             if tensor.dtype is dtype:
                 return tensor
             return tensor.detach().to(dtype)
-        value = tensor.detach().to(dtype) if tensor.dtype is not dtype else tensor.detach().clone()
-        return value
+        return tensor.detach().to(dtype, copy=True)

@@ -56,7 +56,10 @@ class CastLog:
     def __call__(self, step: Pass, module: GraphModule) -> None:
         """Note what *step* has removed from *module*."""
         now = {
-            node: (node.name, *_told(node)) for graph in graphs_of(module) for node in graph.nodes if is_to_dtype(node)
+            node: (node.name, *_told(node))
+            for graph in graphs_of(module)
+            for node in graph.nodes
+            if is_to_dtype(node)
         }
         condition = (inspect.getdoc(type(step)) or "").splitlines()[0].rstrip(".")
         for node, (name, dtype, where, size, of_autocast) in self._there.items():

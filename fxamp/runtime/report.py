@@ -24,8 +24,9 @@ from fxamp.ir.operators import operator_name
 from fxamp.ir.regions import run_in_region
 from fxamp.ir.render import as_html, as_text
 from fxamp.ir.where import Where
-from fxamp.runtime.program import Program, RemovedCast
+from fxamp.runtime.program import Program
 from fxamp.runtime.recapture import Recapture
+from fxamp.runtime.removed_casts import RemovedCast
 from fxamp.runtime.runner import Runner
 
 __all__ = ["Cast", "EagerPiece", "GraphRow", "OperatorRow", "Report", "report_on"]
@@ -201,7 +202,8 @@ class Report:
         counts = ", ".join(f"{count} {rule or 'without a rule'}" for rule, count in totals)
         yield f"{len(self.casts)} graphs, {sum(self.casts)} casts; operators: {counts or 'none'}"
         written, eager = show_bytes(self.cast_bytes), show_bytes(self.eager_cast_bytes)
-        yield f"eager autocast: {self.eager_casts} casts, {eager}; in the graphs: {sum(self.casts)} casts, {written}"
+        yield f"casts by eager autocast: {self.eager_casts}, which write {eager}"
+        yield f"casts in the graphs: {sum(self.casts)}, which write {written}"
         yield from (f"eager: {piece}" for piece in self.eager)
         yield from (f"captured again: {recapture}" for recapture in self.recaptures)
         yield from map(str, self.changed_reads)
@@ -360,9 +362,9 @@ def _row(index: int, node: Node, told: set[Node]) -> OperatorRow:
 
 def _cast(node: Node) -> Cast:
     (source,) = node.all_input_nodes
-    (fact,) = _facts(node.meta["fact"])
+    (fact,), (before,) = _facts(node.meta["fact"]), _facts(source.meta["fact"])
     name = str(source.target) if source.op == "get_attr" else source.name
-    return Cast(name, *_dtypes(source.meta.get("fact")), fact.dtype.abbr, fact.bytes, bool(node.meta.get("kept")))
+    return Cast(name, before.dtype.abbr, fact.dtype.abbr, fact.bytes, bool(node.meta.get("kept")))
 
 
 def _facts(facts: Any) -> list[Fact]:

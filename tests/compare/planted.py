@@ -78,7 +78,11 @@ class ChannelsFirstNorm(nn.Module):
 class ConvStage(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.stem, self.norm, self.head = nn.Conv2d(3, 8, 3, padding=1), ChannelsFirstNorm(), nn.Conv2d(8, 4, 1)
+        self.stem, self.norm, self.head = (
+            nn.Conv2d(3, 8, 3, padding=1),
+            ChannelsFirstNorm(),
+            nn.Conv2d(8, 4, 1),
+        )
         with torch.no_grad():
             self.stem.weight.mul_(500)
 
