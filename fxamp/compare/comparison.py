@@ -23,6 +23,7 @@ from fxamp.ir.where import Where
 __all__ = ["Bits", "Comparison", "NonFinite"]
 
 _SHOWN = 10
+_EXPLAINED = 5
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ class Comparison:
 
     def _explanations(self) -> list[str]:
         lines = []
-        for place, row in enumerate(self.worst(), 1):
+        for place, row in enumerate(self.worst(_EXPLAINED), 1):
             lines += [f"{place:>2}  {finding}" for finding in row.findings]
             if row.findings:
                 lines.append(f"    -> {row.findings[0].kind.help}")

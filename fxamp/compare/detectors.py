@@ -65,7 +65,7 @@ def inspect(
     """Note at *count* what is wrong with a result of *call*."""
     _not_finite(call, count, result, expected, run, alone)
     low = result.dtype.itemsize < 4
-    _lost_updates(call, count, result, expected)
+    _lost_updates(call, count, result, expected, run, alone)
     if alone is None or not alone.count:
         return
     if alone.noise or alone.underflow:
@@ -123,11 +123,9 @@ def _not_finite(
     assert tally is not None
     divided = list(_vanished_inputs(call)) if made else []
     for source in divided:
-        if source.producer is not None:
-            detail = (
-                f"values other than 0 become 0 in {_names(call)}; {call.func.name()} makes Inf or NaN of it"
-            )
-            source.producer.find(call.finding(Kind.VANISHED, detail))
+        detail = f"values other than 0 become 0 in {_names(call)}; {call.func.name()} makes Inf or NaN of it"
+        for row in {id(row): row for row in (source.vanished, source.producer) if row is not None}.values():
+            row.find(call.finding(Kind.VANISHED, detail))
     limit = torch.finfo(result.dtype).max
     what = "NaN" if tally.nan else "Inf"
     share = f"{tally.bad} of {tally.count} elements are {what}"
@@ -210,6 +208,9 @@ def _finite_and_wrong(call: Call, count: Count, result: torch.Tensor, alone: Tal
         tiny = torch.finfo(result.dtype).smallest_normal
         text = f"{lost:.0%} of what is not 0 becomes 0 in {name} (smallest normal {tiny:.2g})"
         count.find(call.finding(Kind.UNDERFLOW, text))
+    elif alone.subnormal > _HALF * alone.nonzero and alone.noise > torch.finfo(result.dtype).eps:
+        text = f"{alone.subnormal / alone.nonzero:.0%} of what is not 0 is subnormal in {name}: digits are lost"
+        count.find(call.finding(Kind.UNDERFLOW, text))
     elif alone.sums[1] and 1 - alone.sums[0] / alone.sums[1] > _BIASED and alone.noise > _BIASED:
         missing = 1 - alone.sums[0] / alone.sums[1]
         if _reduces(call, result):
@@ -221,14 +222,32 @@ def _reduces(call: Call, result: torch.Tensor) -> bool:
     return call.func._schema.is_mutable or any(t.numel() > result.numel() for t in call.inputs)
 
 
-def _lost_updates(call: Call, count: Count, result: torch.Tensor, expected: torch.Tensor) -> None:
+def _drift(call: Call, count: Count, run: Tally, alone: Tally | None) -> None:
+    """An accumulator that is written in place falls behind, although no single step does."""
+    if count.calls < _LOOP or not run.sums[1] or alone is None or alone.noise > run.noise / _LOOP:
+        return
+    missing = 1 - run.sums[0] / run.sums[1]
+    if missing > _BIASED:
+        text = f"{missing:.0%} of the sum is missing after {count.calls} calls"
+        count.refine(call.finding(Kind.SATURATED, text))
+
+
+def _lost_updates(
+    call: Call,
+    count: Count,
+    result: torch.Tensor,
+    expected: torch.Tensor,
+    run: Tally,
+    alone: Tally | None,
+) -> None:
     """An accumulator that stands still: its updates are less than half of its last place."""
     if result.dtype.itemsize >= 4 or not call.inputs or count.calls < 2:
         return
     before, source = call.inputs[0], call.sources[0]
-    if before is result or before.dtype is not result.dtype or before.shape != result.shape:
+    if before is result:
+        _drift(call, count, run, alone)
         return
-    if source.value.shape != expected.shape or call.func._schema.is_mutable:
+    if before.dtype is not result.dtype or before.shape != result.shape or source.value.shape != expected.shape:
         return
     moved = expected != source.value
     count.lost += int((moved & (result == before)).sum())
@@ -236,7 +255,7 @@ def _lost_updates(call: Call, count: Count, result: torch.Tensor, expected: torc
     if count.calls >= _LOOP and count.lost > _HALF * count.updates > 0:
         share, name = count.lost / count.updates, result.dtype.abbr
         text = f"{share:.0%} of the updates in {count.calls} calls are lost in {name}"
-        count.find(call.finding(Kind.SATURATED, text))
+        count.refine(call.finding(Kind.SATURATED, text))
 
 
 def _integers(call: Call, count: Count, result: torch.Tensor, expected: torch.Tensor, run: Tally) -> None:

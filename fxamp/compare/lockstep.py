@@ -87,6 +87,7 @@ class Lockstep:
         self.first: tuple[Count, int] | None = None
         self.apart: dict[Site, str] = {}
         self.substituted = False
+        self._latest_lost = False
 
     def _new_shadows(self) -> Shadows:
         return Shadows(self._reference, grad=self._gradients is not None, names=self._names)
@@ -234,7 +235,7 @@ class Lockstep:
                 raise
             self.substituted = True
             text = str(error).splitlines()[0]
-            self._count(call.func).find(Finding(Kind.RAISES, text, self.input, self.order))
+            self._count(call).find(Finding(Kind.RAISES, text, self.input, self.order))
             dtypes = [tensor.dtype for tensor in call.inputs if tensor.is_floating_point()]
             result = map_tensors(expected, lambda value: _clamped(value.detach(), dtypes[0]))
             written = written_arguments(func, args, kwargs)
@@ -253,10 +254,11 @@ class Lockstep:
         shadow = self.shadows.of(tensor)
         name = self.shadows.names.get(id(tensor))
         if name and tensor.is_floating_point():
-            inspect_state(call, self._count(call.func), tensor, shadow.value, name)
+            inspect_state(call, self._count(call), tensor, shadow.value, name)
 
-    def _count(self, func: OpOverload) -> Count:
-        site = self._sites.now(func.name())
+    def _count(self, call: Call) -> Count:
+        numbers = tuple(value for value in call.args if isinstance(value, (int, float)))
+        site = self._sites.now(call.func.name(), numbers)
         found = self.counts.get(site)
         if found is None:
             found = self.counts[site] = Count(site, len(self.counts))
@@ -284,7 +286,7 @@ class Lockstep:
             self._pass_on(call, results, tensors_in(expected))
             self._count_sources(call, None)
             return
-        count = self._count(call.func)
+        count = self._count(call)
         count.calls += 1
         self._count_sources(call, count)
         values = self._paired(call, results, expected, failure, state)
@@ -294,6 +296,8 @@ class Lockstep:
             shadow = Shadow(value, count)
             if not fresh and tensor.dtype.is_floating_point:
                 shadow.bad = self._measure(call, count, tensor, value, other, state)
+                came_in = next((source.vanished for source in call.sources if source.vanished), None)
+                shadow.vanished = came_in or (count if self._latest_lost else None)
             self.shadows.put(tensor, shadow)
             if self._gradients is not None and tensor.requires_grad and value.requires_grad and not fresh:
                 self._gradients.pair(count, tensor, value)
@@ -303,10 +307,11 @@ class Lockstep:
         origins = [self.shadows.of(tensor) for tensor in call.inputs]
         bad = any(origin.bad for origin in origins)
         producer = next((origin.producer for origin in origins if origin.producer), None)
+        vanished = next((origin.vanished for origin in origins if origin.vanished), None)
         for tensor, value in zip(results, values, strict=False):
             if self.shadows.known(tensor) is None:
                 foreign = all(origin.foreign for origin in origins)
-                self.shadows.put(tensor, Shadow(value, producer, bad, foreign))
+                self.shadows.put(tensor, Shadow(value, producer, bad, foreign, vanished))
 
     def _count_sources(self, call: Call, count: Count | None) -> None:
         """Look at tensors from outside when they are first used."""
@@ -314,7 +319,7 @@ class Lockstep:
             if shadow.foreign and tensor.is_floating_point() and tensor not in self._looked_at:
                 self._looked_at[tensor] = True
                 name = self.shadows.names.get(id(tensor), "")
-                inspect_source(call, count or self._count(call.func), tensor, name)
+                inspect_source(call, count or self._count(call), tensor, name)
 
     def _paired(
         self,
@@ -368,6 +373,7 @@ class Lockstep:
         elif not call.sources and not state.seeded:
             alone = arrived  # made from nothing
         inspect(call, count, tensor, value, arrived, alone)
+        self._latest_lost = 2 * arrived.underflow > arrived.nonzero
         count.arrived.merge(arrived)
         if alone is not None:
             count.local.merge(alone)

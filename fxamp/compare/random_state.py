@@ -2,7 +2,7 @@
 
 An operator that thins out its input (dropout) is run from the same state of the generator by both.  What
 draws numbers and nothing else (``randn``, ``normal_``, ``multinomial``) is not repeated, since another dtype
-may draw others: the reference takes what the run has drawn.
+may draw others: the reference takes what the run has drawn.  So it does with memory that is not set (``empty``).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ _DRAWS = re.compile(
     r"(normal|uniform|bernoulli|random|exponential|geometric|log_normal|cauchy|multinomial|poisson|binomial"
     r"|rand|randn|randint|randperm)_?$|.*_like$"
 )
+_UNSET = re.compile(r"(new_)?empty(_like|_strided|_permuted)?$")  # memory as it was
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,12 @@ class RandomState:
     @classmethod
     def of(cls, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RandomState:
         """The state of the generators before *func* is called."""
+        name = func._schema.name.split("::")[-1]
+        if _UNSET.match(name):
+            return _DRAWN
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return _NONE
-        if _DRAWS.match(func._schema.name.split("::")[-1]):
+        if _DRAWS.match(name):
             return _DRAWN
         generators = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Generator)]
         generators.append(torch.default_generator)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fxamp.compare.kinds import Finding, Kind
 from fxamp.compare.sites import Site
@@ -77,16 +77,19 @@ class Count:
         """Note a finding; of each kind the first is kept."""
         self.findings.setdefault(finding.kind, finding)
 
-    @property
-    def first(self) -> int:
-        """When its first finding was made."""
-        return min((finding.order for finding in self.findings.values()), default=self.index)
+    def refine(self, finding: Finding) -> None:
+        """Note a finding whose numbers grow from call to call; the latest is kept, with the first time."""
+        first = self.findings.get(finding.kind, finding)
+        self.findings[finding.kind] = replace(finding, input=first.input, order=first.order)
 
     def read(self, wide: Statistics | None) -> Row:
         """The row."""
-        order = sorted(self.findings.values(), key=lambda found: (-found.kind.tier, found.order))
+        found = list(self.findings.values())
+        if any(finding.kind.tier > 1 for finding in found):  # which explain it
+            found = [finding for finding in found if finding.kind is not Kind.AMPLIFIED]
+        order = sorted(found, key=lambda finding: (-finding.kind.tier, finding.order))
         noise = self.local.noise
-        if any(found.kind in (Kind.SATURATED, Kind.STALLED) for found in order):
+        if any(finding.kind in (Kind.SATURATED, Kind.STALLED) for finding in order):
             noise = max(noise, self.arrived.noise)
         if self.gradient.count:
             noise = max(noise, min(self.gradient.noise, 1.0) if _of_gradients(order) else 0.0)

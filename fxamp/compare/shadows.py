@@ -79,12 +79,14 @@ class Shadow:
         producer: The row of the operator that made it, through views; ``None`` for what none made.
         bad: Whether it has elements that are not finite where the reference is.
         foreign: Whether it comes from outside of the run.
+        vanished: The row of the operator that first made 0 of something else, which this was computed from.
     """
 
     value: torch.Tensor
     producer: Any = None
     bad: bool = False
     foreign: bool = False
+    vanished: Any = None
 
 
 class Shadows:

@@ -7,6 +7,7 @@ the graph, which knows its own origin.
 from __future__ import annotations
 
 import sys
+from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -53,11 +54,16 @@ class Sites:
     def __init__(self, model: object) -> None:
         named = model.named_modules() if isinstance(model, nn.Module) else ()
         self._dicts = [(module.__dict__, path) for path, module in named]  # keeps the ids alive
-        self._nodes: dict[tuple[str, Where], set[str]] = {}
+        self._nodes: dict[tuple[str, Where, Hashable], set[str]] = {}
         self._paths = {id(state): path for state, path in self._dicts}
 
-    def now(self, op: str) -> Site:
-        """The site of the innermost call, seen from the handler of a dispatch mode."""
+    def now(self, op: str, numbers: Hashable = ()) -> Site:
+        """The site of the innermost call, seen from the handler of a dispatch mode.
+
+        Args:
+            op: The operator's name.
+            numbers: What tells it from others of the same name in one line, where nothing else does.
+        """
         frame: FrameType | None = sys._getframe(1)
         innermost: FrameType | None = None
         layer: FrameType | None = None
@@ -71,7 +77,7 @@ class Sites:
             if name == FLAT_CODE and innermost is None:
                 origin = frame.f_globals[ORIGINS].get(frame.f_lineno)
                 if origin is not None:
-                    return self._of_node(op, *origin)
+                    return self._of_node(op, numbers, *origin)
             if path is None and frame.f_code.co_name == "_call_impl" and name.startswith(_TORCH):
                 path = self._paths.get(id(getattr(frame.f_locals.get("self"), "__dict__", None)))
             if innermost is None and not name.startswith((_FXAMP, "<")):
@@ -87,11 +93,11 @@ class Sites:
         where = Where(path or "", code.co_filename, innermost.f_lineno, code.co_name)
         return Site(op, where, place=innermost.f_lasti)
 
-    def _of_node(self, op: str, node: str, where: Where | None) -> Site:
+    def _of_node(self, op: str, numbers: Hashable, node: str, where: Where | None) -> Site:
         """The site of a node; the nodes of a loop that was unrolled share one from some number on."""
         where = where or Where()
-        nodes = self._nodes.setdefault((op, where), set())
+        nodes = self._nodes.setdefault((op, where, numbers), set())
         if node not in nodes and len(nodes) == _LOOP:
-            return Site(op, where)
+            return Site(op, where, place=hash(numbers))
         nodes.add(node)
         return Site(op, where, node)
