@@ -209,7 +209,9 @@ def _finite_and_wrong(call: Call, count: Count, result: torch.Tensor, alone: Tal
         text = f"{lost:.0%} of what is not 0 becomes 0 in {name} (smallest normal {tiny:.2g})"
         count.find(call.finding(Kind.UNDERFLOW, text))
     elif alone.subnormal > _HALF * alone.nonzero and alone.noise > torch.finfo(result.dtype).eps:
-        text = f"{alone.subnormal / alone.nonzero:.0%} of what is not 0 is subnormal in {name}: digits are lost"
+        text = (
+            f"{alone.subnormal / alone.nonzero:.0%} of what is not 0 is subnormal in {name}: digits are lost"
+        )
         count.find(call.finding(Kind.UNDERFLOW, text))
     elif alone.sums[1] and 1 - alone.sums[0] / alone.sums[1] > _BIASED and alone.noise > _BIASED:
         missing = 1 - alone.sums[0] / alone.sums[1]
@@ -247,7 +249,11 @@ def _lost_updates(
     if before is result:
         _drift(call, count, run, alone)
         return
-    if before.dtype is not result.dtype or before.shape != result.shape or source.value.shape != expected.shape:
+    if (
+        before.dtype is not result.dtype
+        or before.shape != result.shape
+        or source.value.shape != expected.shape
+    ):
         return
     moved = expected != source.value
     count.lost += int((moved & (result == before)).sum())

@@ -15,7 +15,7 @@ from types import FrameType
 import torch
 from torch import nn
 
-from fxamp.ir.where import Where
+from fxamp.ir.where import Where, within
 from fxamp.runtime.lower import FLAT_CODE, ORIGINS
 
 __all__ = ["Site", "Sites"]
@@ -23,6 +23,7 @@ __all__ = ["Site", "Sites"]
 _TORCH = f"{Path(torch.__file__).parent}/"
 _FXAMP = f"{Path(__file__).resolve().parents[1]}/"
 _COMPARE = f"{Path(__file__).resolve().parent}/"
+_RUNNER = f"{_FXAMP}runtime/runner.py"
 _LOOP = 8  # nodes of one operator in one line
 _MODE = f"{_FXAMP}capture/recording_mode.py"
 
@@ -77,7 +78,8 @@ class Sites:
             if name == FLAT_CODE and innermost is None:
                 origin = frame.f_globals[ORIGINS].get(frame.f_lineno)
                 if origin is not None:
-                    return self._of_node(op, numbers, *origin)
+                    node, where = origin
+                    return self._of_node(op, numbers, node, within(_runner_path(frame), where or Where()))
             if path is None and frame.f_code.co_name == "_call_impl" and name.startswith(_TORCH):
                 path = self._paths.get(id(getattr(frame.f_locals.get("self"), "__dict__", None)))
             if innermost is None and not name.startswith((_FXAMP, "<")):
@@ -93,11 +95,17 @@ class Sites:
         where = Where(path or "", code.co_filename, innermost.f_lineno, code.co_name)
         return Site(op, where, place=innermost.f_lasti)
 
-    def _of_node(self, op: str, numbers: Hashable, node: str, where: Where | None) -> Site:
+    def _of_node(self, op: str, numbers: Hashable, node: str, where: Where) -> Site:
         """The site of a node; the nodes of a loop that was unrolled share one from some number on."""
-        where = where or Where()
         nodes = self._nodes.setdefault((op, where, numbers), set())
         if node not in nodes and len(nodes) == _LOOP:
             return Site(op, where, place=hash(numbers))
         nodes.add(node)
         return Site(op, where, node)
+
+
+def _runner_path(frame: FrameType | None) -> str:
+    """The path of the module whose graph is being run: graphs know places relative to it."""
+    while frame is not None and frame.f_code.co_filename != _RUNNER:
+        frame = frame.f_back
+    return str(getattr(frame.f_locals.get("self"), "path", "")) if frame is not None else ""

@@ -29,7 +29,7 @@ _CHUNK = 1 << 15  # elements: a dozen arrays of float32 fit into the second leve
 _SUMS = ("count", "error", "signal", "nan", "inf", "underflow", "subnormal", "nonzero", "reference_nan",
          "reference_inf")  # fmt: skip
 _MAXIMA = ("max_abs", "max_rel", "largest")
-_SQUARES_FIT = 1e15  # below, a chunk of squares stays finite in float32
+_SQUARES_FIT = (1e-12, 1e15)  # between, the squares of a chunk are fine in float32
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Tally:
         self.low = min(self.low[0], ends[0]), max(self.low[1], ends[1])
         self.reference = min(self.reference[0], ends[2]), max(self.reference[1], ends[3])
         self.largest = max(self.largest, abs(ends[0]) * scale, abs(ends[1]) * scale)
-        if max(map(abs, ends)) > _SQUARES_FIT:
+        if not _SQUARES_FIT[0] < max(map(abs, ends)) < _SQUARES_FIT[1]:
             c, r = c.double(), r.double()
         self._finite_chunk(c, r, low.dtype, scale)
 
@@ -160,7 +160,7 @@ class Tally:
         if not largest:
             self.ulps[0] += c.numel() if self.unit is not None else 0
             return
-        self.error += float(torch.dot(error, error))
+        self.error += float(torch.dot(error, error)) or largest**2
         self.max_abs = max(self.max_abs, largest)
         self.max_rel = max(self.max_rel, float((error / size.clamp_min_(tiny)).max()))
         if self.unit is not None:

@@ -23,7 +23,7 @@ from fxamp.ir.facts import Fact, Size
 from fxamp.ir.operators import operator_name
 from fxamp.ir.regions import run_in_region
 from fxamp.ir.render import as_html, as_text
-from fxamp.ir.where import Where
+from fxamp.ir.where import Where, within
 from fxamp.runtime.program import Program
 from fxamp.runtime.recapture import Recapture
 from fxamp.runtime.removed_casts import RemovedCast
@@ -283,7 +283,9 @@ def report_on(runner: Runner) -> Report:
     graphs = [(path, program, module) for path, program in programs for module in program.modules()]
     later = {id(branch.program) for _, program in programs for branch in program.branches}
     return Report(
-        operators=tuple(row for index, (_, _, module) in enumerate(graphs) for row in _rows(index, module)),
+        operators=tuple(
+            row for index, (path, _, module) in enumerate(graphs) for row in _rows(index, path, module)
+        ),
         casts=tuple(_count_casts(module) for _, _, module in graphs),
         eager=tuple(
             EagerPiece(r.path, failure.reason)
@@ -316,7 +318,7 @@ def _graph_row(index: int, path: str, program: Program, module: GraphModule, *, 
         path=path,
         front_end=segment if own else "recorded, the operator that is read",
         reads=reads,
-        operators=len(_rows(index, module)),
+        operators=len(_rows(index, path, module)),
         casts=_count_casts(module),
         removed=program.removed if own else (),
     )
@@ -326,10 +328,10 @@ def _called(node: Node) -> object:
     return node.args[1] if node.target is run_in_region else node.target
 
 
-def _rows(index: int, module: GraphModule) -> list[OperatorRow]:
+def _rows(index: int, path: str, module: GraphModule) -> list[OperatorRow]:
     told: set[Node] = set()
     return [
-        _row(index, node, told)
+        _row(index, path, node, told)
         for node in module.graph.nodes
         if node.op == "call_function" and node.meta.get("fact") is not None and _is_operator(node)
     ]
@@ -339,7 +341,7 @@ def _is_operator(node: Node) -> bool:
     return "inserted" not in node.meta and operator_name(node.target) != "getitem"
 
 
-def _row(index: int, node: Node, told: set[Node]) -> OperatorRow:
+def _row(index: int, path: str, node: Node, told: set[Node]) -> OperatorRow:
     target = _called(node)
     decision = node.meta.get("decision")
     rule = f"{decision.rule.cast.value}: {decision.rule.why}" if decision is not None else ""
@@ -351,7 +353,7 @@ def _row(index: int, node: Node, told: set[Node]) -> OperatorRow:
         program=index,
         node=node.name,
         op=operator_name(target),
-        where=node.meta.get("where") or Where(),
+        where=within(path, node.meta.get("where") or Where()),
         rule=rule,
         inputs=tuple(text for arg in node.all_input_nodes for text in _dtypes(arg.meta.get("fact"))),
         outputs=_dtypes(node.meta.get("fact")),

@@ -381,7 +381,7 @@ _ALL: dict[str, tuple[Callable[[], tuple[Any, Any]], torch.dtype, str, str, tupl
     "saturated running sum": (
         lambda: (RunningSum(), torch.randn(1500, 4)), BF16, "total + step", "add", (Kind.SATURATED,), {}),
     "vanishing cosine similarity": (
-        lambda: (Similarity(), (torch.randn(6, 16), torch.randn(6, 16))), F16, "sqrt()", "", 
+        lambda: (Similarity(), (torch.randn(6, 16), torch.randn(6, 16))), F16, "sqrt()", "",
         (Kind.UNDERFLOW, Kind.CONSTANT_OUTPUT), {}),
     "exp in a box decoder": (
         lambda: (BoxDecoder(), (torch.randn(1, 8, 6, 6), torch.rand(36, 4) + 1)), F16, "exp(", "exp",
