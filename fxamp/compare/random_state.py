@@ -2,7 +2,8 @@
 
 An operator that thins out its input (dropout) is run from the same state of the generator by both.  What
 draws numbers and nothing else (``randn``, ``normal_``, ``multinomial``) is not repeated, since another dtype
-may draw others: the reference takes what the run has drawn.  So it does with memory that is not set (``empty``).
+may draw others: the reference takes what the run has drawn.  So it does with memory that is not set
+(``empty``).
 """
 
 from __future__ import annotations

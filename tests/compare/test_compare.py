@@ -68,7 +68,7 @@ def test_nothing_is_changed(train: bool, converted: bool) -> None:
     subject = fxamp.convert(model, dtype=torch.bfloat16) if converted else model
     images = IMAGES.clone().requires_grad_()
     random = torch.get_rng_state()
-    fxamp.compare(subject, images, backward=True, **({} if converted else {"dtype": torch.bfloat16}))
+    fxamp.compare(subject, images, backward=True, dtype=None if converted else torch.bfloat16)
     assert torch.equal(torch.get_rng_state(), random)
     assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -112,10 +112,7 @@ def test_dropout_drops_the_same_elements_in_the_reference() -> None:
 def test_gradients_are_compared_node_by_node_in_one_backward_pass() -> None:
     torch.manual_seed(0)
     model = SmallTransformer().eval()
-    found = fxamp.compare(
-        lambda tokens: model(tokens)["logits"] if "logits" in model(tokens) else next(iter(model(tokens).values())),
-        torch.randint(30, (2, 6)), dtype=torch.bfloat16, device_type="cpu", backward=True,
-    )  # fmt: skip
+    found = fxamp.compare(model, torch.randint(30, (2, 6)), dtype=torch.bfloat16, backward=True)
     rows = [row for row in found.rows if row.gradient is not None and row.gradient.count]
     assert len(rows) > 10
     assert any(row.op == "parameter" for row in rows)

@@ -46,7 +46,7 @@ def test_the_first_inf_is_named_with_module_and_line() -> None:
     assert found.first_nonfinite is not None
     assert found.first_nonfinite.row.where.module == "wo"
     assert found.first_nonfinite.input == 0
-    assert found.min_sqnr == -torch.inf or not torch.isfinite(model(inputs).half()).all() or found.outputs
+    assert found.min_sqnr == -torch.inf
 
 
 def test_the_input_of_a_loader_is_told_by_its_number() -> None:
@@ -70,7 +70,8 @@ def test_a_loss_scale_cures_gradients_that_vanish() -> None:
 
 def test_more_precision_does_not_help_a_formula_that_is_wrong_in_float32_too() -> None:
     def cosine(x: Tensor) -> Tensor:
-        return x / x.norm(dim=-1, keepdim=True)
+        y: Tensor = x / x.norm(dim=-1, keepdim=True)
+        return y
 
     found = fxamp.compare(cosine, torch.zeros(2, 4), ("float32",), device_type="cpu", dtype=torch.bfloat16)
     assert found.worst(1)[0].kind is Kind.NOT_PRECISION
