@@ -149,8 +149,10 @@ class Comparison:
     def _table(self) -> Table:
         title = "The worst operators (adds: fed the reference's inputs; arrives: in the run)"
         table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
-        for name in ("", "operator", "where", "dtype"):
-            table.add_column(name, overflow="fold")
+        table.add_column("", no_wrap=True)
+        table.add_column("operator", overflow="fold", max_width=18)
+        table.add_column("where", overflow="fold", min_width=36)
+        table.add_column("dtype", no_wrap=True)
         for name in ("adds dB", "arrives dB", "max abs", "bad"):
             table.add_column(name, justify="right", no_wrap=True)
         if self.loss_scale is not None:

@@ -29,6 +29,7 @@ _ULPS = 4  # ... and as more than rounding
 _BIASED = 0.02  # share of a sum that is missing
 _AMPLIFIED = 8.0  # roundings
 _GROSS = 0.02  # noise over signal from which on the operator that fed it is to blame, too
+_NEXT = 0.999  # what fed an operator is ranked next to it
 _LONG = 64  # elements of a line that may stall
 
 
@@ -66,6 +67,7 @@ def inspect(
     _not_finite(call, count, result, expected, run, alone)
     low = result.dtype.itemsize < 4
     _lost_updates(call, count, result, expected, run, alone)
+    _sensitive(call, count, run, alone)
     if alone is None or not alone.count:
         return
     if alone.noise or alone.underflow:
@@ -321,7 +323,24 @@ def _rounding(call: Call, count: Count, result: torch.Tensor, alone: Tally) -> N
             if source.producer is not None and tensor.is_floating_point() and tensor.dtype.itemsize < 4:
                 text = f"{call.func.name()} makes {alone.noise:.0%} noise of its rounding"
                 source.producer.find(call.finding(Kind.TOO_COARSE, text))
-                source.producer.blame = max(source.producer.blame, alone.noise)
+                source.producer.blame = max(source.producer.blame, _NEXT * alone.noise)
+
+
+def _sensitive(call: Call, count: Count, run: Tally, alone: Tally | None) -> None:
+    """An operator that makes much of the small errors that come in, whatever dtype it computes in."""
+    came_in = max((source.noise for source in call.sources), default=0.0)
+    if not came_in or run.bad or run.noise < max(_GROSS, _AMPLIFIED * came_in):
+        return
+    if alone is not None and alone.noise > run.noise / 2:
+        return  # its own rounding does it
+    count.blame = max(count.blame, run.noise)
+    text = f"an error of {came_in:.1e} that comes in is {run.noise:.0%} of what goes out"
+    count.find(call.finding(Kind.AMPLIFIED, text))
+    for source in call.sources:
+        if source.producer is not None and source.noise * 2 > came_in:
+            text = f"{call.func.name()} makes {run.noise:.0%} noise of its error"
+            source.producer.find(call.finding(Kind.TOO_COARSE, text))
+            source.producer.blame = max(source.producer.blame, _NEXT * run.noise)
 
 
 def _size(value: torch.Tensor) -> float:

@@ -87,7 +87,7 @@ class Lockstep:
         self.first: tuple[Count, int] | None = None
         self.apart: dict[Site, str] = {}
         self.substituted = False
-        self._latest_lost = False
+        self._latest_lost, self._latest_noise = False, 0.0
 
     def _new_shadows(self) -> Shadows:
         return Shadows(self._reference, grad=self._gradients is not None, names=self._names)
@@ -211,7 +211,7 @@ class Lockstep:
         expected: Any,
     ) -> Any:
         """The results of the operator on the reference's inputs; ``None`` where that tells nothing."""
-        if not self._local or state.seeded or not _adds_error(func, args, kwargs, expected, sources):
+        if not self._local or state.draws or not _adds_error(func, args, kwargs, expected, sources):
             return None
         arguments = prepared if written else self._locals(func, args, kwargs, sources, written)
         if arguments is None:
@@ -221,6 +221,8 @@ class Lockstep:
                 return func(*arguments[0], **arguments[1])
         except RuntimeError:
             return None
+        finally:
+            state.rewind()
 
     # --- the run itself -----------------------------------------------------------------------------
 
@@ -298,6 +300,9 @@ class Lockstep:
                 shadow.bad = self._measure(call, count, tensor, value, other, state)
                 came_in = next((source.vanished for source in call.sources if source.vanished), None)
                 shadow.vanished = came_in or (count if self._latest_lost else None)
+                shadow.noise = self._latest_noise
+                if _widens(call, tensor):
+                    shadow.producer = call.sources[0].producer or count
             self.shadows.put(tensor, shadow)
             if self._gradients is not None and tensor.requires_grad and value.requires_grad and not fresh:
                 self._gradients.pair(count, tensor, value)
@@ -311,7 +316,8 @@ class Lockstep:
         for tensor, value in zip(results, values, strict=False):
             if self.shadows.known(tensor) is None:
                 foreign = all(origin.foreign for origin in origins)
-                self.shadows.put(tensor, Shadow(value, producer, bad, foreign, vanished))
+                noise = max((origin.noise for origin in origins), default=0.0)
+                self.shadows.put(tensor, Shadow(value, producer, bad, foreign, vanished, noise))
 
     def _count_sources(self, call: Call, count: Count | None) -> None:
         """Look at tensors from outside when they are first used."""
@@ -370,10 +376,12 @@ class Lockstep:
         if other is not None and other.shape == value.shape:
             alone = Tally()
             alone.add(other, value)
+            if alone.bad and not _fit(call):
+                alone = None  # what overflows is on its way in, and is counted where it was made
         elif not call.sources and not state.seeded:
             alone = arrived  # made from nothing
         inspect(call, count, tensor, value, arrived, alone)
-        self._latest_lost = 2 * arrived.underflow > arrived.nonzero
+        self._latest_lost, self._latest_noise = 2 * arrived.underflow > arrived.nonzero, arrived.noise
         count.arrived.merge(arrived)
         if alone is not None:
             count.local.merge(alone)
@@ -396,6 +404,21 @@ def _adds_error(func: OpOverload, args: Any, kwargs: Any, expected: Any, sources
         return True
     given_values = [source.value for source in sources]
     return not all(_is_view(value, given_values) for value in values)
+
+
+def _widens(call: Call, result: torch.Tensor) -> bool:
+    """Whether the operator is an exact cast: what is wrong with its result is its argument's fault."""
+    cast = call.func.name().startswith(_CASTS) and call.inputs[0].is_floating_point()
+    return cast and result.dtype.itemsize > call.inputs[0].dtype.itemsize
+
+
+def _fit(call: Call) -> bool:
+    """Whether the reference's inputs are in the range of the dtypes that the run has them in."""
+    return all(
+        float(torch.nan_to_num(source.value.detach(), 0, 0, 0).abs().max()) <= torch.finfo(tensor.dtype).max
+        for tensor, source in zip(call.inputs, call.sources, strict=True)
+        if tensor.is_floating_point() and source.value.numel() and source.value.layout is torch.strided
+    )
 
 
 def _is_view(tensor: torch.Tensor, given: list[torch.Tensor]) -> bool:

@@ -79,6 +79,7 @@ class Shadow:
         producer: The row of the operator that made it, through views; ``None`` for what none made.
         bad: Whether it has elements that are not finite where the reference is.
         foreign: Whether it comes from outside of the run.
+        noise: Its error in the run over its size, both as root mean squares.
         vanished: The row of the operator that first made 0 of something else, which this was computed from.
     """
 
@@ -87,6 +88,7 @@ class Shadow:
     bad: bool = False
     foreign: bool = False
     vanished: Any = None
+    noise: float = 0.0
 
 
 class Shadows:

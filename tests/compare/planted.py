@@ -189,7 +189,7 @@ FAULTS = {
     "one-pass variance": Fault(
         _seeded(lambda: (OnePassVariance(), torch.randn(8, 16) * 0.1)),
         BF16,
-        "variance =",
+        "variance: Tensor =",
         "sub",
         (Kind.CANCELLATION,),
     ),
