@@ -150,14 +150,14 @@ class Comparison:
         title = "The worst operators (adds: fed the reference's inputs; arrives: in the run)"
         table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
         table.add_column("", no_wrap=True)
-        table.add_column("operator", overflow="fold", max_width=18)
-        table.add_column("where", overflow="fold", min_width=36)
+        table.add_column("operator", overflow="fold", max_width=14)
+        table.add_column("where", overflow="fold", min_width=30)
         table.add_column("dtype", no_wrap=True)
-        for name in ("adds dB", "arrives dB", "max abs", "bad"):
+        for name in ("adds dB", "arrives dB", "Inf, NaN"):
             table.add_column(name, justify="right", no_wrap=True)
         if self.loss_scale is not None:
-            table.add_column("gradient dB", justify="right", no_wrap=True)
-        table.add_column("kind", overflow="fold")
+            table.add_column("grad dB", justify="right", no_wrap=True)
+        table.add_column("kind", overflow="fold", min_width=14)
         for place, row in enumerate(self.worst(), 1):
             table.add_row(*self._cells(place, row), style="red" if row.tier == 3 else "")
         return table
@@ -170,7 +170,6 @@ class Comparison:
             row.dtype,
             _decibels(row.local),
             _decibels(row.arrived),
-            f"{row.arrived.max_abs:.2g}",
             _share(row.arrived.nan + row.arrived.inf),
         ]
         if self.loss_scale is not None:
@@ -229,14 +228,14 @@ def _plain(value: Any) -> Any:
 
 def _place(where: Where) -> str:
     line = f"{Path(where.file).name}:{where.line}" if where.line else ""
-    return " ".join(part for part in (where.module, line) if part) or "?"
+    return "\n".join(part for part in (where.module, line) if part) or "?"
 
 
 def _decibels(statistics: Statistics | None) -> str:
     if statistics is None or not statistics.count:
         return "-"
     if statistics.nan or statistics.inf:
-        return "not finite"
+        return "Inf, NaN"
     return "exact" if statistics.sqnr_db == math.inf else f"{statistics.sqnr_db:.1f}"
 
 
@@ -245,8 +244,10 @@ def _share(share: float) -> str:
 
 
 def _summary(statistics: Statistics) -> str:
+    bad = statistics.nan + statistics.inf
+    if bad:
+        return f"{_share(bad)} of the elements are Inf or NaN where the reference is finite"
     largest = "more than 256" if statistics.max_ulp < 0 else f"at most {statistics.max_ulp}"
     text = f"SQNR {_decibels(statistics)}{' dB' if math.isfinite(statistics.sqnr_db) else ''}, "
     text += f"max abs error {statistics.max_abs:.3g}, max rel {statistics.max_rel:.3g}, {largest} ulp"
-    bad = statistics.nan + statistics.inf
-    return f"{text}, {_share(bad)} not finite" if bad else text
+    return text
