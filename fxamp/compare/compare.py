@@ -70,12 +70,11 @@ def compare(
         )
     if loss is not None and not backward:
         raise ArgumentError("a loss is there for gradients\n  ask for them:  backward=True")
-    subject = subject_of(model, device_type, dtype, policy)
+    count = count_of(inputs)
+    subject = subject_of(model, device_type, dtype, policy, once=count == 1)
     scale = _loss_scale(model, loss_scale) if backward else None
     session = Session(subject, tuple(against), scale, loss)
-    for index, item in enumerate(
-        progress_over(items_of(inputs, subject.source), count_of(inputs), show=progress)
-    ):
+    for index, item in enumerate(progress_over(items_of(inputs, subject.source), count, show=progress)):
         session.run(index, item)
     return session.result()
 

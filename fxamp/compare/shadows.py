@@ -2,8 +2,8 @@
 
 The reference repeats every operator on the shadows of its arguments, views and writes included, so shadows
 share memory where the tensors do.  A shadow lives as long as its tensor.  A tensor that no operator made
-(an input, a parameter, a buffer) gets its shadow when it is first used: parameters are read as they are,
-anything else is copied, since the run may write to it.
+(an input, a parameter, a buffer) gets its shadow when it is first used.  If it has the reference's dtype, that
+is the tensor itself, until the run writes to it: then all shadows in that memory move to a copy.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Shadows:
     def __init__(self, reference: torch.dtype, *, grad: bool, names: dict[int, str]) -> None:
         self.reference, self._grad, self.names = reference, grad, names
         self._known = WeakTensorKeyDictionary()
-        self._shared = Storages()
+        self._shared, self._borrowed = Storages(), Storages()
         self.leaves: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def known(self, tensor: torch.Tensor) -> Shadow | None:
@@ -130,10 +130,21 @@ class Shadows:
 
     def separate(self, tensor: torch.Tensor) -> None:
         """Before a write to *tensor*: its shadow gets memory of its own if it stands for others too."""
-        shadow = self.of(tensor)
-        if shadow.value in self._shared or (shadow.foreign and id(tensor) in self.names):
+        shadow = self._known[tensor] = self.of(tensor)
+        if shadow.value in self._borrowed and not shadow.value.requires_grad:
+            self._move(shadow.value)
+        elif shadow.value in self._shared or shadow.value in self._borrowed:
             shadow.value = shadow.value.clone()
-            self._known[tensor] = shadow
+
+    def _move(self, value: torch.Tensor) -> None:
+        """Give all shadows in the memory of *value* one memory of their own."""
+        storage = value.untyped_storage()
+        copy = storage.clone()
+        for shadow in self._known.values():
+            held = shadow.value
+            if held.layout is torch.strided and held.untyped_storage()._cdata == storage._cdata:
+                moved = torch.empty(0, dtype=held.dtype, device=held.device)
+                shadow.value = moved.set_(copy, held.storage_offset(), held.size(), held.stride())
 
     def _is_kept(self, tensor: torch.Tensor) -> bool:
         """Whether the shadow of a tensor from outside is worth its memory: not that of a cast parameter."""
@@ -148,8 +159,8 @@ class Shadows:
             leaf = tensor.detach().to(dtype).requires_grad_()
             self.leaves.append((tensor, leaf))
             return leaf
-        if isinstance(tensor, nn.Parameter):
-            if tensor.dtype is dtype:
-                return tensor
+        if tensor.dtype is not dtype:
             return tensor.detach().to(dtype)
-        return tensor.detach().to(dtype, copy=True)
+        value = tensor.detach() if tensor.requires_grad else tensor
+        self._borrowed.add(value)
+        return value

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fxamp.capture.symbols import Sizes
 from fxamp.compare.inputs import Item
 from fxamp.errors import ArgumentError
 from fxamp.ir.regions import Region
@@ -60,8 +61,17 @@ def subject_of(
     device_type: str | None,
     dtype: torch.dtype | None,
     policy: Policy | None,
+    *,
+    once: bool = False,
 ) -> Subject:
     """What *model* is to be compared as.
+
+    Args:
+        model: A module, a function, or a converted one.
+        device_type: As for ``convert``.
+        dtype: Likewise.
+        policy: Likewise.
+        once: Whether it is called for one input alone, so that capture need not keep sizes symbolic.
 
     Raises:
         ArgumentError: It is no model, or is converted already and something else is asked for.
@@ -76,6 +86,6 @@ def subject_of(
         raise ArgumentError(f"compare takes an nn.Module or a function, not {type(model).__name__}")
     if policy is None:
         policy = Policy.native(device_type or device_type_of(model) or "cpu", dtype)
-    amp = AmpModule(model, Options(policy))
+    amp = AmpModule(model, Options(policy, Sizes.FIXED) if once else Options(policy))
     policy = policy_of(amp)  # acting on the tensors of the device that the model is on
     return Subject(model, policy, amp, converted=not policy.is_torchs_own)
