@@ -24,6 +24,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from fxamp.capture.locks import pre_dispatch_lock
 from fxamp.capture.recording_mode import RecordingMode
 from fxamp.compare.detectors import Call, inspect, inspect_source, inspect_state
 from fxamp.compare.gradients import Gradients
@@ -101,7 +102,7 @@ class Lockstep:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Operators that are called inside are run in lockstep."""
-        with enable_python_dispatcher(), RecordingMode(self._record):
+        with pre_dispatch_lock, enable_python_dispatcher(), RecordingMode(self._record):
             yield
 
     def value_of(self, tensor: torch.Tensor) -> torch.Tensor:

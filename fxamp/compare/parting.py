@@ -15,6 +15,7 @@ import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
 
+from fxamp.capture.locks import pre_dispatch_lock
 from fxamp.capture.recording_mode import RecordingMode
 from fxamp.compare.shadows import tensors_in
 from fxamp.compare.sites import Site, Sites
@@ -39,7 +40,7 @@ def steps_of(model: object, run: Callable[[], Any]) -> list[Step]:
                 steps.append((sites.now(func.name()), _digest(results)))
         return result
 
-    with enable_python_dispatcher(), RecordingMode(record):
+    with pre_dispatch_lock, enable_python_dispatcher(), RecordingMode(record):
         run()
     return steps
 

@@ -2,8 +2,8 @@
 
 The reference repeats every operator on the shadows of its arguments, views and writes included, so shadows
 share memory where the tensors do.  A shadow lives as long as its tensor.  A tensor that no operator made
-(an input, a parameter, a buffer) gets its shadow when it is first used.  If it has the reference's dtype, that
-is the tensor itself, until the run writes to it: then all shadows in that memory move to a copy.
+(an input, a parameter, a buffer) gets its shadow when it is first used.  If it has the reference's dtype,
+that is the tensor itself, until the run writes to it: then all shadows in that memory move to a copy.
 """
 
 from __future__ import annotations
