@@ -161,6 +161,6 @@ class Shadows:
             return leaf
         if tensor.dtype is not dtype:
             return tensor.detach().to(dtype)
-        value = tensor.detach() if tensor.requires_grad else tensor
+        value = tensor.detach() if tensor.requires_grad and self._grad else tensor
         self._borrowed.add(value)
         return value
