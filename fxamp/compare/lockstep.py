@@ -64,6 +64,7 @@ class Lockstep:
         order: Operators so far, over all inputs.
         first: The first result that is not finite where the reference is: its row, and the input's index.
         substituted: Whether the run raised, and went on with what the reference had.
+        cut: The first operator whose result has a gradient that the reference does not follow.
         apart: Why the reference had to start again from the run's values, by site.
     """
 
@@ -87,6 +88,7 @@ class Lockstep:
         self.input = self.order = 0
         self.first: tuple[Count, int] | None = None
         self.apart: dict[Site, str] = {}
+        self.cut: Site | None = None
         self.substituted = False
         self._latest_lost, self._latest_noise = False, 0.0
 
@@ -307,6 +309,8 @@ class Lockstep:
             self.shadows.put(tensor, shadow)
             if self._gradients is not None and tensor.requires_grad and value.requires_grad and not fresh:
                 self._gradients.pair(count, tensor, value)
+            elif self._gradients is not None and tensor.requires_grad and not fresh:
+                self.cut = self.cut or count.site
 
     def _pass_on(self, call: Call, results: list[torch.Tensor], values: list[torch.Tensor]) -> None:
         """Give views the shadows that are views likewise."""

@@ -54,7 +54,8 @@ class _State:
 
     def __init__(self, module: nn.Module) -> None:
         attributes = module.__dict__
-        owned = [attributes, *(attributes[name] for name in _DICTS)]
+        owned: list[Any] = [attributes]
+        owned += [attributes[name] for name in _DICTS if isinstance(attributes.get(name), dict)]
         owned += [value for value in attributes.values() if type(value) in _CONTAINERS]
         self._contents = [(container, container.copy()) for container in owned]
 

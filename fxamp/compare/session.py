@@ -22,6 +22,7 @@ from fxamp.compare.rows import Row
 from fxamp.compare.shadows import tensors_in
 from fxamp.compare.statistics import Tally, same_bits
 from fxamp.compare.subject import Subject
+from fxamp.errors import ArgumentError
 
 __all__ = ["REFERENCES", "Loss", "Session"]
 
@@ -122,17 +123,19 @@ class Session:
         try:
             with preserved(subject.source, arguments, copies=False) as undo:
                 lockstep.begin(index, undo)
-                with self._mode() if first else torch.no_grad(), lockstep.watching():
-                    result = call(item)
-                    losses = (
-                        self._losses(lockstep, result, item) if first and self.scale is not None else None
-                    )
+                wanted = first and self.scale is not None
+                with self._mode() if first else torch.no_grad():
+                    with lockstep.watching():
+                        result = call(item)
+                    losses = self._losses(lockstep, result, item) if wanted else None
                 leaves = _leaves(result)
                 if first:
                     self._measure(leaves, [lockstep.value_of(leaf) for leaf in leaves if _is_tensor(leaf)])
                 if losses is not None:
                     self._backward(lockstep, index, losses)
                 return [leaf.detach() if _is_tensor(leaf) else leaf for leaf in leaves]
+        except ArgumentError:
+            raise
         except Exception as error:  # noqa: BLE001  a fault of ours must not keep the plain answer back
             own = self._plain(call, item)  # raises where the model itself is at fault
             self._at_boundaries(name, own, item, error)
@@ -159,15 +162,18 @@ class Session:
     def _losses(
         self, lockstep: Lockstep, result: Any, item: Item
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The loss of the run and that of the reference."""
         if self.loss is None:
             floats = [leaf for leaf in _leaves(result) if _is_tensor(leaf) and leaf.is_floating_point()]
-            value = sum((_projection(leaf) for leaf in floats), torch.zeros(()))
+            value = _projection(floats)
+            other = _projection([lockstep.value_of(leaf) for leaf in floats])
         else:
-            value = (
-                self.loss(result, *item.rest) if item.rest and _takes_labels(self.loss) else self.loss(result)
-            )
-        assert isinstance(value, torch.Tensor)
-        other = lockstep.value_of(value)
+            with lockstep.watching():
+                labels = item.rest if _takes_labels(self.loss) else ()
+                value = self.loss(result, *labels)
+            if not isinstance(value, torch.Tensor):
+                raise ArgumentError(f"the loss gives a {type(value).__name__}, not a tensor")
+            other = lockstep.value_of(value)
         if not value.requires_grad or not other.requires_grad:
             self.notes["no gradients: the loss does not depend on anything that requires them"] = None
             return None
@@ -249,6 +255,10 @@ class Session:
             rows = tuple(row for row in read.values() if row.arrived.count or row.gradient or row.findings)
             if main.first is not None:
                 first = NonFinite(read[main.first[0]], main.first[1])
+            if main.cut is not None:
+                self.notes[
+                    f"gradients are compared from {main.cut.op} ({main.cut.where}) on, not before it"
+                ] = None
         how = "converted" if self.subject.converted else "eager autocast"
         return Comparison(
             what=f"{how}, {self.subject.policy}",
@@ -282,10 +292,14 @@ def _leaves(result: Any) -> list[Any]:
     return leaves
 
 
-def _projection(tensor: torch.Tensor) -> torch.Tensor:
+def _projection(tensors: list[torch.Tensor]) -> torch.Tensor:
     """A number on which each element has another influence: a plain sum of probabilities has no gradient."""
-    weights = torch.arange(tensor.numel(), device=tensor.device, dtype=torch.float32).cos()
-    return (tensor.float().reshape(-1) * weights).sum()
+    total = torch.zeros(())
+    for tensor in tensors:
+        wide = torch.promote_types(tensor.dtype, torch.float32)
+        weights = torch.arange(tensor.numel(), device=tensor.device, dtype=wide).cos()
+        total = total.to(tensor.device) + (tensor.to(wide).reshape(-1) * weights).sum()
+    return total
 
 
 def _is_tensor(value: object) -> bool:

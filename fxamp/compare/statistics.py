@@ -25,7 +25,8 @@ __all__ = ["ULP_BOUNDS", "Statistics", "Tally", "same_bits"]
 ULP_BOUNDS = (0, 1, 2, 4, 16, 256)
 """Upper ends of the bins of the histogram; one more bin holds the rest."""
 
-_CHUNK = 1 << 15  # elements: a dozen arrays of float32 fit into the second level of cache
+_CHUNK = 1 << 15  # elements: a dozen arrays of float32 fit into the second level of cache ...
+_SMALL = 1 << 19  # ... and of smaller tensors half as many, so that those arrays stay small beside them
 _SUMS = ("count", "error", "signal", "nan", "inf", "underflow", "subnormal", "nonzero", "reference_nan",
          "reference_inf")  # fmt: skip
 _MAXIMA = ("max_abs", "max_rel", "largest")
@@ -108,8 +109,9 @@ class Tally:
         """Count two tensors of the same shape; *candidate* is *scale* times what it stands for."""
         self.dtype = candidate.dtype
         one, other = _flat(candidate.detach(), reference.detach())
-        for start in range(0, one.numel(), _CHUNK):
-            low, ref = one[start : start + _CHUNK], other[start : start + _CHUNK]
+        step = _CHUNK if one.numel() >= _SMALL else _CHUNK // 2
+        for start in range(0, one.numel(), step):
+            low, ref = one[start : start + step], other[start : start + step]
             self._chunk(low, ref, scale)
 
     def _chunk(self, low: torch.Tensor, ref: torch.Tensor, scale: float) -> None:

@@ -24,6 +24,7 @@ class Pyramid(nn.Module):
         self.c, self.d = nn.Conv2d(32, 16, 3, padding=1), nn.Conv2d(32, 8, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Eight channels of an image ``(batch, 3, height, width)``."""
         a = torch.relu(self.a(x))
         b = functional.interpolate(torch.relu(self.c(torch.relu(self.b(a)))), scale_factor=2)
         y: Tensor = self.d(torch.cat([a, b], 1)).softmax(1)
@@ -39,6 +40,7 @@ class Tower(nn.Module):
         self.blocks = nn.Sequential(*blocks, *(nn.Linear(512, 512) for _ in range(4)))
 
     def forward(self, x: Tensor) -> Tensor:
+        """``(batch, 512)`` of ``(batch, 512)``."""
         y: Tensor = self.blocks(x)
         return y
 
@@ -48,7 +50,7 @@ def _peak(run: Callable[[], Any]) -> int:
     with torch.no_grad(), LiveBytes() as counted:
         result = run()
     del result
-    return counted.peak
+    return int(counted.peak)
 
 
 @pytest.mark.parametrize(

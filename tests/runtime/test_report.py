@@ -119,7 +119,7 @@ def test_it_prints_the_same_whatever_the_terminal_is(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("COLUMNS", "200")
     assert str(report) == narrow
     assert "\x1b" not in narrow
-    assert max(map(len, narrow.split("lower_precision_fp:")[0].splitlines())) <= 118
+    assert max(map(len, narrow.split("lower_precision_fp:", 1)[0].splitlines())) <= 118
 
 
 def test_operators_stand_below_their_modules() -> None:
