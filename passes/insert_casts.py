@@ -9,13 +9,16 @@ Where a cast stands decides in which order gradients are added up, so the places
   right to left; the elements of one list go from left to right);
 * anew for every use of an activation;
 * once for a float32 leaf that requires grad (eager's weight cache), at its first use, and with gradients
-  recorded even inside ``no_grad`` (torch pull request 165068).  The key is the tensor alone: a region of
+  recorded even inside ``no_grad`` (torch pull request 165068); ``matmul`` picks its kernel by whether its
+  second argument requires grad.  The key is the tensor alone: a region of
   another dtype inside gets the cast of the outer one, and mostly fails on it, as in eager.
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -25,7 +28,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from fxamp.capture.recorder import set_grad_enabled
-from fxamp.ir.facts import fact_of_node
+from fxamp.ir.facts import Fact, fact_of_node
 from fxamp.ir.operators import TO_DTYPE, arguments_in_order, operator_name, set_argument
 from fxamp.passes.base import Pass
 from fxamp.passes.classify import Decision, castable, has_dtype_argument
@@ -53,13 +56,12 @@ class InsertCasts(Pass):
     def run(self, graph: Graph) -> bool:
         kept: dict[Node, Node] = {}
         changed = False
-        records_gradients = any(node.meta.get("grad") for node in graph.nodes)
         for node in list(graph.nodes):
             decision = node.meta.get("decision")
             if decision is None or node.meta.get("carried_out"):
                 continue
             node.meta["carried_out"] = True
-            writer = _Writer(graph, node, decision, self.policy, kept, records_gradients)
+            writer = _Writer(graph, node, decision, self.policy, kept)
             changed |= writer.carry_out()
         return changed
 
@@ -71,7 +73,6 @@ class _Writer:
     decision: Decision
     policy: Policy
     kept: dict[Node, Node]
-    records_gradients: bool
 
     def carry_out(self) -> bool:
         cast = self.decision.rule.cast
@@ -122,7 +123,7 @@ class _Writer:
         if not is_kept or is_custom or target is not self.decision.low:
             return self._write(value, target, grad=self.node.meta["grad"])
         if value not in self.kept:
-            self.kept[value] = self._write(value, target, grad=self.records_gradients)
+            self.kept[value] = self._write(value, target, grad=True)
             self.kept[value].meta["kept"] = True
         return self.kept[value]
 
@@ -131,14 +132,22 @@ class _Writer:
         target = self.decision.returns
         if target is None:
             return False
+        facts = self.node.meta["fact"]
+        if not isinstance(facts, tuple):
+            return self._cast_result(self.node, target)
         items = [user for user in self.node.users if user.target is operator.getitem]
-        results = items if isinstance(self.node.meta["fact"], tuple) else [self.node]
-        changed = [self._cast_result(result, target) for result in results]
+        changed = [self._cast_result(item, target) for item in items]
+        self.node.meta["fact"] = tuple(self._before_cast(fact, target) for fact in facts)
         return any(changed)
+
+    def _before_cast(self, fact: Fact | None, target: torch.dtype) -> Fact | None:
+        is_cast = isinstance(fact, Fact) and castable(fact, self.policy) and fact.dtype is target
+        return replace(fact, dtype=torch.float32) if is_cast and fact is not None else fact
 
     def _cast_result(self, result: Node, target: torch.dtype) -> bool:
         fact = fact_of_node(result)
-        if fact is None or not castable(fact, self.policy) or fact.dtype is not target:
+        before = self._before_cast(fact, target)
+        if before is fact:
             return False
         with self.graph.inserting_after(result):
             cast = self.graph.call_function(TO_DTYPE, (result, target))
@@ -147,19 +156,14 @@ class _Writer:
             {key: value for key, value in result.meta.items() if key not in ("decision", "ruling", "site")},
             inserted=self.decision,
         )
-        result.meta["fact"] = replace(fact, dtype=torch.float32)
+        result.meta["fact"] = before
         result.meta.pop("val", None)
         cast._rename(f"{result.name}_{target.abbr}")
         return True
 
     def _write(self, value: Node, target: torch.dtype, *, grad: bool) -> Node:
-        switch = grad != self.node.meta["grad"]
-        with self.graph.inserting_before(self.node):
-            if switch:
-                self._set_grad(grad)
+        with self._gradients(grad):
             cast = self.graph.call_function(TO_DTYPE, (value, target))
-            if switch:
-                self._set_grad(not grad)
         fact = fact_of_node(value)
         assert fact is not None
         cast.meta.update(
@@ -172,6 +176,23 @@ class _Writer:
         cast._rename(f"{value.name}_{target.abbr}")
         return cast
 
+    @contextmanager
+    def _gradients(self, enabled: bool) -> Iterator[None]:  # noqa: FBT001
+        """What is inserted inside stands before the node, where gradients are recorded or not."""
+        if enabled == self.node.meta["grad"]:
+            with self.graph.inserting_before(self.node):
+                yield
+            return
+        back = self.node.prev
+        if back.target is set_grad_enabled and "written" in back.meta:  # there is a switched place already
+            with self.graph.inserting_before(back):
+                yield
+            return
+        with self.graph.inserting_before(self.node):
+            self._set_grad(enabled)
+            yield
+            self._set_grad(not enabled)
+
     def _set_grad(self, enabled: bool) -> None:  # noqa: FBT001
         node = self.graph.call_function(set_grad_enabled, (enabled,))
-        node.meta.update(region=self.node.meta["region"], grad=enabled, fact=None)
+        node.meta.update(region=self.node.meta["region"], grad=enabled, fact=None, written=True)

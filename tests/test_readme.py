@@ -32,6 +32,17 @@ def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert ": bf16[" in printed
 
 
+def test_the_example_of_other_precisions_runs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)  # it writes a plan
+    scope: dict[str, object] = {}
+    for example in [text for language, text in BLOCKS if language == "python"][:2]:
+        exec(compile(example, "README.md", "exec"), scope)
+    assert "fp32: override keep float32 (module='2'): logits" in capsys.readouterr().out
+    assert (tmp_path / "plan.json").exists()
+
+
 def test_every_file_and_folder_that_it_names_exists() -> None:
     names = set(re.findall(r"`((?:fxamp|passes|benchmarks)/[\w/.*]*)`", README))
     assert len(names) > 10

@@ -35,6 +35,7 @@ from fxamp.capture.recording_mode import RecordingMode
 from fxamp.capture.refusals import RandomnessRefused, torchscript_refused
 from fxamp.capture.segments import Captured, NeedsValuesError, Walk
 from fxamp.capture.sources import Place, places_of
+from fxamp.capture.stand_in_layouts import layouts_recorded
 from fxamp.capture.structure import Spec, contents, flatten, mutable_objects, strangers, unflatten
 from fxamp.capture.symbols import ObservedShapeEnv, Sizes, fake_input
 from fxamp.capture.table_regions import table_regions
@@ -240,6 +241,7 @@ def recording(recorder: Recorder, region: Region) -> Iterator[None]:
     with pre_dispatch_lock, ExitStack() as stack:
         if recorder.by is not None:
             stack.enter_context(table_regions(recorder.by.policy))
+            stack.enter_context(layouts_recorded(recorder.by.policy))
         stack.enter_context(region.context())
         if not recorder.concrete:
             stack.enter_context(recorder.fakes)

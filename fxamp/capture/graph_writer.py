@@ -263,14 +263,20 @@ class GraphWriter:
                     node.meta["fact"] = fact_of(result)
                 return real
             returns_argument = id(result) in self._nodes
-            inplace = func is not None and is_inplace(func)
-            if not returns_argument or (inplace and not is_cacheable_leaf(result)):
+            anew = func is not None and (is_inplace(func) or self._is_layout_of_stand_in(func))
+            if not returns_argument or (anew and not is_cacheable_leaf(result)):
                 self._track(result, node)  # else it is one node still, of which eager may keep a cast
         elif isinstance(result, _SYMBOLIC):
             self.sizes.bind(result, node)
         elif isinstance(result, (list, tuple)):
             return self._track_items(func, node, result)
         return result
+
+    def _is_layout_of_stand_in(self, func: OpOverload) -> bool:
+        """Whether on the device that is stood in for *func* may copy what it gives back as it is here."""
+        by = self.by
+        stands_in = by is not None and by.policy.table != by.policy.device_type
+        return stands_in and func is torch.ops.aten.contiguous.default
 
     def _track_items(self, func: OpOverload | None, node: Node, result: Any) -> Any:
         items = []

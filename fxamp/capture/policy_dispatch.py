@@ -8,11 +8,12 @@ on real ones around Python that runs eagerly.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from typing import Any, ClassVar
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher, no_python_dispatcher
@@ -101,11 +102,8 @@ class PolicyDispatch:
     ) -> Any:
         """The result of *func* under the policy, in *region*; *ruling* if it is known."""
         if torch._C._functorch.peek_interpreter_stack() is not None:
-            raise PolicyError(
-                f"{func.name()} is called inside a torch.func transform (vmap, grad, ...), where operators "
-                f"are cast after they are transformed, and {self.policy} cannot act there\n"
-                "  take the transform out of the converted model, or use torch's own policy"
-            )
+            self._refuse_gradients(func)
+            return self._with_kernel_watched(region, func, args, kwargs)  # cast once it is transformed
         if ruling is None:
             ruling = self.ruling_on(func, args, kwargs)
         rule = rule_for(func, ruling, region, self.policy)
@@ -115,16 +113,25 @@ class PolicyDispatch:
         if decides and is_composite(func):
             with RecordingMode(partial(self.call_in, region)):
                 return _body(func, args, kwargs)
-        if decides and consults_autocast(func):
+        if decides and consults_autocast(func) and not _are_fake(args, kwargs):  # fakes have no kernels
             return self._with_kernel_watched(region, func, args, kwargs)
         with _below(args, kwargs):
             return func(*args, **kwargs)
+
+    def _refuse_gradients(self, func: OpOverload) -> None:
+        stack = torch._C._functorch.get_interpreter_stack() or []
+        if any(level.key() != torch._C._functorch.TransformType.Vmap for level in stack):
+            raise PolicyError(
+                f"{func.name()} is called inside a gradient transform of torch.func, "
+                f"where {self.policy} cannot act\n"
+                "  take the transform out of the converted model, or use torch's own policy"
+            )
 
     def _with_kernel_watched(self, region: Region, func: OpOverload, args: Any, kwargs: Any) -> Any:
         """Run the kernel with its own calls dispatched here too."""
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         with no_autocast(), RecordingMode(partial(self.call_in, region)):
-            return func.redispatch(key_extractor(tensors, _BELOW), *args, **kwargs)
+            return func.redispatch(_keys_of(func, tensors), *args, **kwargs)
 
     # --- the wrapper --------------------------------------------------------------------------------
 
@@ -217,6 +224,25 @@ class PolicyDispatch:
         )
 
 
+def _keys_of(func: OpOverload, tensors: list[torch.Tensor]) -> torch._C.DispatchKeySet:
+    """The dispatch keys of a call, from the first one below this mode that has a kernel."""
+    keys: torch._C.DispatchKeySet = key_extractor(tensors, _BELOW).remove(
+        torch._C.DispatchKey.PythonDispatcher
+    )
+    for key in _fallthrough_keys(func.name()):
+        keys = keys.remove(key)
+    return keys
+
+
+@cache
+def _fallthrough_keys(name: str) -> tuple[torch._C.DispatchKey, ...]:
+    """The keys whose entry in the operator's dispatch table is to go on to the next one."""
+    lines = torch._C._dispatch_dump_table(name).splitlines()
+    passed = [line.partition(":")[0] for line in lines if "fallthrough registered" in line]
+    known = [getattr(torch._C.DispatchKey, key, None) for key in passed]
+    return tuple(key for key in known if key is not None)
+
+
 def _body(func: OpOverload, args: Any, kwargs: Any) -> Any:
     """Run the implementation of the composite *func*, on real tensors that in C++."""
     if not _are_fake(args, kwargs) and not is_upsample(func):
@@ -262,7 +288,7 @@ def consults_autocast(func: OpOverload) -> bool:
     return func.namespace != "aten" or func.name() in REENTRANT
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PolicyRegion:
     """A region in which real code runs under a policy that is not torch's own.
 
@@ -279,6 +305,7 @@ class PolicyRegion:
     modules: tuple[str, ...] = ("",)
     scopes: frozenset[int] = frozenset()
     keep: Keep | None = None
+    is_region: ClassVar[bool] = True
 
     @property
     def enabled(self) -> bool:
@@ -291,6 +318,7 @@ class PolicyRegion:
         dispatch = PolicyDispatch(self.placed, self._here, self.keep or _Kept().cast)
         with pre_dispatch_lock, ExitStack() as stack:
             stack.enter_context(table_regions(self.placed.policy))
+            stack.enter_context(_compiled_code_opened())
             if self.region.enabled:
                 stack.enter_context(self.region.context())
             else:
@@ -303,8 +331,19 @@ class PolicyRegion:
         where = where_now(self.modules[-1])
         return site_of(func, values, where, self.modules, self.scopes, self.placed)
 
+    def __repr__(self) -> str:
+        return f"{self.region!r}_by_policy_{id(self):x}"
+
     def __str__(self) -> str:
         return f"{self.region} by {self.placed.policy}"
+
+
+def _compiled_code_opened() -> AbstractContextManager[object]:
+    """Let what ``torch.compile`` has compiled run as it was written, where operators can be cast."""
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    opened: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+    return opened
 
 
 class _Kept:

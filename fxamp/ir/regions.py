@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 
@@ -29,7 +29,7 @@ DEVICE_TYPES = ("cpu", "cuda", "xpu", "mps", "mtia")
 """Those that have autocast."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Region:
     """One state of autocast for one device type.
 
@@ -44,12 +44,17 @@ class Region:
     enabled: bool
     dtype: torch.dtype
     cache: bool = True
+    is_region: ClassVar[bool] = True
 
     def context(self) -> torch.autocast:
         """A context manager that puts eager autocast into this state."""
         return torch.autocast(
             self.device_type, dtype=self.dtype, enabled=self.enabled, cache_enabled=self.cache
         )
+
+    def __repr__(self) -> str:
+        state = "on" if self.enabled else "off"
+        return f"autocast_{self.device_type}_{self.dtype.abbr}_{state}{'' if self.cache else '_uncached'}"
 
     def __str__(self) -> str:
         state = self.dtype.abbr if self.enabled else "off"

@@ -118,10 +118,10 @@ def why_passive(operator: OpOverload) -> str:
     name = schema.name.split("::")[-1]
     if schema.is_mutable:
         return "writes to an argument, which a cast would replace by a copy"
-    if any(returned.alias_info is not None for returned in schema.returns):
-        return "gives a view of its argument, which a cast would cut off"
     if name in _CONVERTS:
         return "converts; the model says to which dtype"
+    if any(returned.alias_info is not None for returned in schema.returns):
+        return "gives a view of its argument, which a cast would cut off"
     if name in _MOVES:
         return "moves values as they are"
     if name.endswith("_like") or name.startswith(("new_", *_ASKS)):

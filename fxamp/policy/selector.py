@@ -37,7 +37,7 @@ __all__ = ["Predicate", "Selector"]
 
 Predicate = Callable[[Site], bool]
 
-_LINE = re.compile(r"(?P<file>[^:]+?)(:(?P<first>\d+)(-(?P<last>\d+))?|:(?P<function>[A-Za-z_<]\S*))?")
+_LINE = re.compile(r"(?P<file>[^:]+?)(:(?P<first>\d+)(-(?P<last>\d+))?|:(?P<function>[A-Za-z_<][^\s:]*))?")
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def _name_of_operator(op: Any) -> str:
     if isinstance(qualified, str) and "::" in qualified:
         return qualified
     name = getattr(op, "__name__", "")
-    if isinstance(op, FunctionType) and "<locals>" not in op.__qualname__:
+    if isinstance(op, FunctionType) and "<" not in op.__qualname__:
         return f"{op.__module__}.{op.__qualname__}"
     if callable(op) and hasattr(torch.ops.aten, name):
         return f"aten::{name}"
@@ -187,7 +187,8 @@ def _check_operator(op: str) -> None:
         raise PolicyError(f"torch has no operator {op!r}{near_matches(op, known)}")
     active = [name for name in overloads if not is_passive(_overload(name))]
     if not active:
-        reason = why_passive(_overload(overloads[0]))
+        functional = [name for name in overloads if not _overload(name)._schema.is_mutable]
+        reason = why_passive(_overload((functional or overloads)[0]))
         raise PolicyError(
             f"the precision of {op} cannot be chosen: it {reason}\n  select what computes instead"
         )

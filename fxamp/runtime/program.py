@@ -22,6 +22,7 @@ from fxamp.capture.sources import Constant, Place, Source
 from fxamp.capture.structure import Spec, mutable_objects, set_contents, unflatten
 from fxamp.capture.symbols import Guard, Sizes, shape_guard
 from fxamp.ir.blocks import Checkpointed, is_source
+from fxamp.ir.region_code import RegionCode, is_named
 from fxamp.passes import build_pipeline, run_passes
 from fxamp.passes.base import graphs_of
 from fxamp.policy import Policy
@@ -203,8 +204,8 @@ def build_program(
     root = function if isinstance(function, nn.Module) else nn.Module()
     module = _graph_module(captured.graph, captured.sources, root, captured.blocks)
     names: set[object] = {node.target for node in written(captured.graph)} if captured.operator else set()
-    with plain_saved_tensors():
-        casts = CastLog()
+    casts = CastLog()
+    with plain_saved_tensors(), torch._C.DisableTorchFunction():  # no default device of the user's, say
         run_passes(module, build_pipeline(captured, policy), casts)
     slots = _slots(module.graph, captured.sources, root)
     code = lower(module.graph, keep if captured.blocks else keep_cast)
@@ -304,6 +305,8 @@ def with_code(module: GraphModule) -> GraphModule:
     """*module* with its Python code, which nobody has needed so far: programs run flat code."""
     for child in module.modules():
         if isinstance(child, GraphModule):
+            if any(is_named(value) for node in child.graph.nodes for value in node.args):
+                child.graph.set_codegen(RegionCode(child.graph))
             _LazyGraphModule.force_recompile(child)
     return module
 

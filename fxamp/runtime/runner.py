@@ -264,6 +264,9 @@ class Runner:
         program, _ = self._find(key, leaves)
         with self._overrides_checked(key):
             self.last = program or self._capture(key, spec, leaves, region, None)
+        if self.last is None and any(leaf.is_meta for leaf in leaves):
+            reason = self.failures[key].reason if key in self.failures else "the call reads values of tensors"
+            raise CaptureError(f"{reason}, and a tensor on the meta device has no values")
 
     def _sign(self, args: Any, kwargs: Any, region: Region) -> tuple[Any, Spec, list[torch.Tensor]]:
         if self._watch is not None and not self._watch.intact():

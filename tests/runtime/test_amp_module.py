@@ -399,3 +399,15 @@ def test_the_comparison_sees_a_difference() -> None:
 
 def _numpy_state() -> str:
     return str(np.random.get_state())  # noqa: NPY002
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+def test_the_graph_module_of_a_program_with_a_region_in_it_runs_by_itself(device_type: str) -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = torch.linalg.matrix_exp(x) @ x
+        return out
+
+    amp = fxamp.convert(model, device_type=device_type, dtype=torch.bfloat16)
+    result = amp(torch.eye(3))
+    assert "run_in_region(autocast_cpu_bf16_on" in amp.graph_module.code
+    assert torch.equal(amp.graph_module(torch.eye(3))[0], result)
