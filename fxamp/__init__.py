@@ -5,6 +5,7 @@ every cast written in its graph.
 """
 
 from fxamp.api import convert
+from fxamp.compare import Comparison, compare
 from fxamp.errors import (
     ArgumentError,
     CaptureError,
@@ -23,6 +24,7 @@ __all__ = [
     "ArgumentError",
     "CaptureError",
     "CastPolicy",
+    "Comparison",
     "FxampError",
     "GradScaler",
     "InvariantError",
@@ -30,6 +32,7 @@ __all__ = [
     "Policy",
     "PolicyError",
     "RecaptureWarning",
+    "compare",
     "convert",
 ]
 

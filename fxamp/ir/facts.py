@@ -8,6 +8,7 @@ operator with several results, or ``None`` for what is no tensor.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
@@ -43,6 +44,13 @@ class Fact:
     def cast_to(self, dtype: torch.dtype, *, grad: bool) -> Fact:
         """The fact of this value after a cast to *dtype*, made with gradients recorded if *grad*."""
         return replace(self, dtype=dtype, leaf=False, requires_grad=self.requires_grad and grad)
+
+    @property
+    def bytes(self) -> Size:
+        """How much memory its elements take, an expression where a size is."""
+        count: Any = math.prod(self.shape)
+        total: Size = count * self.dtype.itemsize
+        return total
 
     def __str__(self) -> str:
         sizes = ", ".join(str(size) for size in self.shape)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -21,6 +22,7 @@ __all__ = [
     "operator_name",
     "set_argument",
     "tensor_arguments",
+    "written_arguments",
 ]
 
 TO_DTYPE = torch.ops.aten.to.dtype
@@ -111,3 +113,24 @@ def set_argument(node: Node, name: str, value: Argument) -> None:
         node.update_arg(index, value)
     else:
         node.update_kwarg(name, value)
+
+
+def written_arguments(
+    target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[torch.Tensor]:
+    """The tensors that a call of *target* writes to; of ``batch_norm`` the statistics that it updates."""
+    schema = target._schema
+    unsaid = target.name() in _WRITES_UNSAID
+    if not schema.is_mutable and not unsaid:
+        return []
+    values = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | dict(kwargs)
+    if unsaid and not values.get("training", values.get("use_input_stats", True)):
+        return []
+    found: list[torch.Tensor] = []
+    for argument in schema.arguments:
+        written = argument.alias_info is not None and argument.alias_info.is_write
+        if written or (unsaid and argument.name.startswith("running_")):
+            value = values.get(argument.name)
+            items = value if isinstance(value, (list, tuple)) else [value]
+            found += [item for item in items if isinstance(item, torch.Tensor)]
+    return found

@@ -5,14 +5,14 @@ from __future__ import annotations
 import linecache
 import sys
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType, FrameType
 
 import torch
 from torch.fx import Node
 
-__all__ = ["Where", "codes_now", "locate", "where_now", "where_of"]
+__all__ = ["Where", "codes_now", "locate", "where_now", "where_of", "within"]
 
 _TORCH = f"{Path(torch.__file__).parent}/"
 _FXAMP = f"{Path(__file__).resolve().parents[1]}/"
@@ -79,6 +79,13 @@ def where_of(frame: FrameType) -> Where | None:
     if name.startswith((_FXAMP, _PASSES, "<")) or (name.startswith(_TORCH) and "/torch/nn/" not in name):
         return None
     return Where("", name, frame.f_lineno, frame.f_code.co_name)
+
+
+def within(path: str, where: Where) -> Where:
+    """*where*, which is relative to the module at *path*, relative to the model."""
+    if not path:
+        return where
+    return replace(where, module=f"{path}.{where.module}" if where.module else path)
 
 
 def locate(node: Node) -> str:

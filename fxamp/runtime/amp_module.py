@@ -15,6 +15,7 @@ from torch.fx import GraphModule
 
 from fxamp.errors import ArgumentError
 from fxamp.ir.regions import Region
+from fxamp.policy import Policy
 from fxamp.policy.plan import Plan
 from fxamp.runtime.grad_scaler import GradScaler
 from fxamp.runtime.methods import bound_to, signed_like
@@ -24,7 +25,7 @@ from fxamp.runtime.report import Report, report_on
 from fxamp.runtime.runner import Options, Runner
 from fxamp.runtime.stand_in import standing_in
 
-__all__ = ["AmpModule"]
+__all__ = ["AmpModule", "again", "policy_of", "source_of"]
 
 _SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 
@@ -224,3 +225,20 @@ class AmpModule(nn.Module):
     def extra_repr(self) -> str:
         """Which policy the model was converted under."""
         return f"policy={self._options.policy}"
+
+
+def source_of(amp: AmpModule) -> nn.Module | Callable[..., Any]:
+    """What *amp* was converted from."""
+    source: nn.Module | Callable[..., Any] = amp._function
+    return source
+
+
+def policy_of(amp: AmpModule) -> Policy:
+    """The policy that *amp* was converted under."""
+    policy: Policy = amp._options.policy
+    return policy
+
+
+def again(amp: AmpModule) -> AmpModule:
+    """The same source converted in the same way, with nothing captured yet."""
+    return AmpModule(amp._function, amp._asked)

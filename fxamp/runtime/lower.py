@@ -20,10 +20,17 @@ from torch.fx.node import map_arg
 from fxamp.capture.recorder import set_grad_enabled
 from fxamp.ir.blocks import is_block, is_source
 from fxamp.ir.operators import TO_DTYPE
+from fxamp.ir.where import Where
 from fxamp.runtime.cast_scope import cast_scope
 from fxamp.runtime.direct_call import direct_call
 
-__all__ = ["FlatCode", "lower"]
+__all__ = ["FLAT_CODE", "ORIGINS", "FlatCode", "lower"]
+
+FLAT_CODE = "<fxamp flat code>"
+"""The file name of flat code in frames."""
+
+ORIGINS = "__origins__"
+"""A global of flat code: for each line that calls an operator, its node's name and where that comes from."""
 
 _CAST_METHODS = {torch.bfloat16: "bfloat16", torch.float16: "half", torch.float32: "float"}
 _ARITHMETIC = {operator.add: "+", operator.sub: "-", operator.mul: "*", operator.floordiv: "//"}
@@ -57,7 +64,8 @@ def lower(graph: Graph, keep_cast: Callable[..., torch.Tensor] | None = None) ->
     writer = _Writer(graph, keep_cast)
     text = writer.write()
     scope = dict(writer.scope)
-    exec(compile(text, "<fxamp flat code>", "exec"), scope)
+    scope[ORIGINS] = writer.origins
+    exec(compile(text, FLAT_CODE, "exec"), scope)
     return FlatCode(text, scope["run"])
 
 
@@ -70,6 +78,8 @@ class _Writer:
     taken: set[str] = field(default_factory=set)
     constants: dict[Any, str] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
+    owners: dict[int, Node] = field(default_factory=dict)
+    origins: dict[int, tuple[str, Where | None]] = field(default_factory=dict)
 
     def write(self) -> str:
         last_uses = _last_uses(self.graph)
@@ -83,13 +93,19 @@ class _Writer:
                 if is_block(node):
                     self.names[node] = self._block(node)
                 continue
+            self.owners[len(self.lines)] = node
             self.lines.append(self._statement(node))
             dead = [self.names[used] for used in last_uses.get(node, ()) if not is_block(used)]
             if dead and node.op != "output":
                 self.lines.append(f"del {', '.join(dead)}")
         arguments = ((inputs, "inputs"), (tensors, "tensors"))
         head = [f"{_tuple(names)} = {source}" for names, source in arguments if names]
-        lines = [f"    {line}\n" for line in (*head, *self._body())]
+        body = self._body()
+        before = 2 + len(head) + (0 if body is self.lines else 2)  # lines are counted from 1
+        self.origins = {
+            before + index: (node.name, node.meta.get("where")) for index, node in self.owners.items()
+        }
+        lines = [f"    {line}\n" for line in (*head, *body)]
         return "".join(["def run(inputs, tensors):\n", *lines])
 
     def _body(self) -> list[str]:

@@ -30,6 +30,7 @@ from fxamp.runtime.attribute_watch import AttributeWatch
 from fxamp.runtime.cast_scope import cast_scope
 from fxamp.runtime.cast_scope import keep_cast as keep
 from fxamp.runtime.lower import FlatCode, lower
+from fxamp.runtime.removed_casts import CastLog, RemovedCast
 from fxamp.runtime.undo import written
 from fxamp.runtime.watch import Slot, TensorWatch
 
@@ -97,6 +98,7 @@ class Program:
         written: Which of its inputs, and which of the model's tensors, a segment writes to that is not the
             last.
         branches: The programs that go on from there.
+        removed: The casts that clean-up took out.
     """
 
     module: GraphModule
@@ -120,6 +122,7 @@ class Program:
     training: bool = False
     grad: bool = False
     branches: list[Branch] = field(default_factory=list)
+    removed: tuple[RemovedCast, ...] = ()
 
     def tensors(self) -> list[torch.Tensor] | None:
         """The parameters, buffers and constants, read now; ``None`` if the model is not as captured."""
@@ -201,8 +204,9 @@ def build_program(
     root = function if isinstance(function, nn.Module) else nn.Module()
     module = _graph_module(captured.graph, captured.sources, root, captured.blocks)
     names: set[object] = {node.target for node in written(captured.graph)} if captured.operator else set()
+    casts = CastLog()
     with plain_saved_tensors(), torch._C.DisableTorchFunction():  # no default device of the user's, say
-        run_passes(module, build_pipeline(captured, policy))
+        run_passes(module, build_pipeline(captured, policy), casts)
     slots = _slots(module.graph, captured.sources, root)
     code = lower(module.graph, keep if captured.blocks else keep_cast)
     operator = _operator(captured, root)
@@ -227,6 +231,7 @@ def build_program(
         _write_back=tuple((place.slot(root), place.name) for place in captured.rebound),
         _single=captured.result == ("leaf",) and not captured.rebound,
         scoped=bool(captured.blocks),
+        removed=casts.removed,
         training=root.training if root is function else False,
         grad=captured.grad,
     )
