@@ -97,7 +97,8 @@ class _Values:
         self._known: dict[Node, Any] = {node: tensor.detach() for node, tensor in reals.items()}
         self._around = around
         self._regions: dict[Node, Region] = {}
-        self.given = {tensor.untyped_storage() for tensor in reals.values() if tensor.layout is torch.strided}
+        dense = [tensor for tensor in reals.values() if tensor.layout is torch.strided]
+        self.given = {tensor.untyped_storage().data_ptr() for tensor in dense}
         for node in graph.nodes:
             if node.target is enter_region:
                 region = node.args[0]
@@ -115,7 +116,7 @@ class _Values:
             return None
         if not alike or real.dtype is not fake.dtype:
             return None
-        return real.clone() if real.untyped_storage() in self.given else real
+        return real.clone() if real.untyped_storage().data_ptr() in self.given else real
 
     def of(self, node: Node) -> Any:
         """The value of *node*; raises if something impure, or anything unknown, has a part in it."""
