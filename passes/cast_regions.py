@@ -1,0 +1,418 @@
+"""The places where a cast could stand: values joined by operators that only move elements.
+
+For one pair of dtypes, *high* (what is cast) and *low* (what it is cast to; it may well be the wider one), a
+:class:`Value` is what a node stands for whatever its dtype: a cast and its argument are one value.  Its
+parents are the values that it is moved from.  A region is a set of values joined like that; what comes into
+it is a root, what leaves it, in either dtype, a demand.
+
+Where to cast is a minimum cut.  Each value has two nodes in the network: above the first it is high, below
+the second it is low, and the edge between them is a cast of it.  A value is moved in low if all its parents
+are there in low, else in high, at the price of each; the cheapest cut between the high roots and the low
+demands is the cheapest placement of all that are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import networkx as nx
+import torch
+from torch.fx import Graph, Node
+
+from fxamp.ir.facts import Fact, Facts
+from fxamp.ir.layouts import layout_of
+from fxamp.ir.memory import Memory
+from fxamp.ir.operators import is_impure, is_plain_cast
+from fxamp.passes.movements import fill_of, is_exact_in, moved_inputs
+
+__all__ = [
+    "Placement",
+    "Prices",
+    "Region",
+    "Value",
+    "all_placements",
+    "cheapest",
+    "find_regions",
+    "price_of_present",
+]
+
+_UNKNOWN_COUNT = 4096  # elements of a tensor whose size depends on data
+
+
+@dataclass(eq=False)
+class Value:
+    """What one or several nodes stand for, in two dtypes.
+
+    Attributes:
+        node: The first of them.
+        parents: What it is moved from; empty for a root.
+        high: The node that is the value in the high dtype, if there is one.
+        casts: The casts of it in the graph.
+        moved_low: The node that moves it in low, if there is one.
+        check: Finds out whether it is castable.
+        free: Whether a cast of it folds with the cast that made it.
+        high_demand: Whether anything outside needs it in high.
+        low_demands: The nodes, among *casts* and *moved_low*, that something outside needs.
+    """
+
+    node: Node
+    parents: tuple[Value, ...] = ()
+    high: Node | None = None
+    casts: list[Node] = field(default_factory=list)
+    moved_low: Node | None = None
+    check: Callable[[], bool] = bool
+    free: bool = False
+    high_demand: bool = False
+    low_demands: set[Node] = field(default_factory=set)
+
+    @cached_property
+    def castable(self) -> bool:
+        """Whether a cast of it has the same strides as the value itself, and may stand anywhere."""
+        return self.check()
+
+    @property
+    def is_root(self) -> bool:
+        """Whether it comes from outside of the region."""
+        return not self.parents
+
+    def __repr__(self) -> str:
+        return f"Value(%{self.node.name})"
+
+
+@dataclass(frozen=True)
+class Region:
+    """Values joined by movement, parents first.
+
+    Attributes:
+        high: The dtype that casts in it are from.
+        low: The dtype that they are to.
+        values: All of them.
+    """
+
+    high: torch.dtype
+    low: torch.dtype
+    values: tuple[Value, ...]
+
+    def needed_high(self) -> set[Value]:
+        """The values that must be there in high whatever is decided."""
+        needed: set[Value] = set()
+        for value in reversed(self.values):
+            if value.high_demand or value in needed:
+                needed |= {value, *value.parents}
+        return needed
+
+    def needed_low(self) -> set[Value]:
+        """The values that may have to be there in low."""
+        needed: set[Value] = set()
+        for value in reversed(self.values):
+            if value.low_demands or value in needed:
+                needed |= {value, *value.parents}
+        return needed
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A decision for one region.
+
+    Attributes:
+        cast: The values that are cast.
+        moved: The values that are moved in low, the low roots among them.
+        price: What it costs.
+    """
+
+    cast: frozenset[Value]
+    moved: frozenset[Value]
+    price: int
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What a step costs, in bytes.
+
+    Attributes:
+        launch: How many bytes are moved in the time that it takes to start a kernel.
+        line: Likewise for a line of flat code that starts no kernel (a view).
+    """
+
+    launch: int
+    line: int = 1
+
+    def of_cast(self, value: Value, high: torch.dtype, low: torch.dtype) -> int:
+        """A cast of *value*."""
+        if value.free:
+            return 0
+        return self.launch + _count(value) * (high.itemsize + low.itemsize)
+
+    def of_move(self, value: Value, dtype: torch.dtype) -> int:
+        """The movement that gives *value*, in *dtype*."""
+        if value.is_root:
+            return 0
+        if _is_view(value.node):
+            return self.line
+        return self.launch + _count(value) * 2 * dtype.itemsize
+
+
+def _count(value: Value) -> int:
+    layout = layout_of(value.node)
+    count = layout.count if layout is not None else None
+    return _UNKNOWN_COUNT if count is None else count
+
+
+def _is_view(node: Node) -> bool:
+    if "moves_nothing" not in node.meta:
+        moved, given = node.meta.get("val"), moved_inputs(node) or []
+        sources = [source.meta.get("val") for source in given]
+        memories = {s.untyped_storage()._cdata for s in sources if isinstance(s, torch.Tensor)}
+        tensors = moved if isinstance(moved, (list, tuple)) else [moved]
+        shares = [isinstance(t, torch.Tensor) and t.untyped_storage()._cdata in memories for t in tensors]
+        node.meta["moves_nothing"] = not isinstance(node.target, torch._ops.OpOverload) or all(shares)
+    return bool(node.meta["moves_nothing"])
+
+
+# --- finding regions --------------------------------------------------------------------------------
+
+
+def find_regions(
+    graph: Graph,
+    high: torch.dtype,
+    low: torch.dtype,
+    memory: Memory,
+    may_touch: Callable[[Node], bool],
+) -> list[Region]:
+    """The regions of *graph* in which a cast from *high* to *low* could move.
+
+    Args:
+        graph: Its nodes have facts and layouts.
+        high: What is cast.
+        low: What it is cast to.
+        memory: Of *graph*.
+        may_touch: Whether the level lets casts of a node be moved.
+    """
+    finder = _Finder(high, low, memory, may_touch, _live(graph))
+    for node in graph.nodes:
+        finder.enter(node)
+    for node in graph.nodes:
+        finder.demand(node)
+    return finder.regions()
+
+
+def _live(graph: Graph) -> set[Node]:
+    live: set[Node] = set()
+    for node in reversed(graph.nodes):
+        if is_impure(node) or not live.isdisjoint(node.users):
+            live.add(node)
+    return live
+
+
+@dataclass
+class _Finder:
+    high: torch.dtype
+    low: torch.dtype
+    memory: Memory
+    may_touch: Callable[[Node], bool]
+    live: set[Node]
+    values: dict[Node, Value] = field(default_factory=dict)
+    inside: set[Node] = field(default_factory=set)
+
+    def enter(self, node: Node) -> None:
+        """Make *node* one of a value that is there already, a new value, or a root."""
+        dtype = _dtype_of(node.meta.get("fact"))
+        if dtype not in (self.high, self.low) or node not in self.live:
+            return
+        if self._is_movable_cast(node):
+            value = self.values[node.args[0]]  # type: ignore[index]
+            value.casts.append(node)
+            self._put(node, value)
+            return
+        moved = self._moved(node, dtype)
+        parents = tuple(self.values[source] for source in moved)
+        value = Value(node, parents, check=partial(self._is_castable, node))
+        if dtype is self.high:
+            value.high = node
+        else:
+            value.moved_low = node
+        self.values[node] = value
+        if parents:
+            self.inside.add(node)
+        elif is_plain_cast(node) and node.args[0].meta["fact"].dtype is self.low:  # type: ignore[union-attr]
+            value.free = self.high.itemsize > self.low.itemsize and self.memory.is_private(node)
+
+    def _put(self, node: Node, value: Value) -> None:
+        self.values[node] = value
+        self.inside.add(node)
+
+    def _moved(self, node: Node, dtype: torch.dtype) -> list[Node]:
+        """What *node* moves, if it may be done in the other dtype as well; else nothing."""
+        moved = moved_inputs(node)
+        if not moved or not all(source in self.values for source in moved):
+            return []
+        same = all(_dtype_of(source.meta["fact"]) is dtype for source in moved)
+        if not same or not all(self._is_still(each) for each in (node, *moved)):
+            return []
+        if dtype is self.low and not self.memory.is_private(node):
+            return []
+        fill = fill_of(node)
+        return moved if is_exact_in(fill, self.high) and is_exact_in(fill, self.low) else []
+
+    def _is_movable_cast(self, node: Node) -> bool:
+        source = node.args[0] if node.args else None
+        return (
+            is_plain_cast(node)
+            and source in self.values
+            and _dtype_of(source.meta["fact"]) is self.high  # type: ignore[union-attr]
+            and _dtype_of(node.meta["fact"]) is self.low
+            and not node.meta.get("kept")
+            and _is_beside_movement(node)
+            and self.values[source].castable  # type: ignore[index]
+            and self.memory.is_private(node)
+            and self.may_touch(node)
+        )
+
+    def _is_castable(self, node: Node) -> bool:
+        layout = layout_of(node)
+        return layout is not None and layout.dense and layout.is_aligned(self.low) and self._is_still(node)
+
+    def _is_still(self, node: Node) -> bool:
+        return not self.memory.is_written(node) and self.may_touch(node)
+
+    def demand(self, node: Node) -> None:
+        """Note what *node* needs of the values, unless it is the movement or cast of one."""
+        moved = (moved_inputs(node) or node.all_input_nodes) if node in self.inside else ()
+        if node not in self.live:
+            return
+        for used in node.all_input_nodes:
+            value = self.values.get(used)
+            if value is None or used in moved:
+                continue
+            if _dtype_of(used.meta["fact"]) is self.high:
+                value.high_demand = True
+            else:
+                value.low_demands.add(used)
+
+    def regions(self) -> list[Region]:
+        """Those that have a cast and a movement."""
+        above: dict[Value, Value] = {}
+
+        def top(value: Value) -> Value:
+            while value in above:
+                value = above[value]
+            return value
+
+        values = list(dict.fromkeys(self.values.values()))
+        for value in values:
+            for parent in value.parents:
+                one, other = top(value), top(parent)
+                if one is not other:
+                    above[one] = other
+        groups: dict[Value, list[Value]] = {}
+        for value in values:
+            groups.setdefault(top(value), []).append(value)
+        return [
+            Region(self.high, self.low, tuple(group))
+            for group in groups.values()
+            if len(group) > 1 and any(value.casts for value in group)
+        ]
+
+
+def _is_beside_movement(cast: Node) -> bool:
+    """Whether there is anywhere that *cast* could move to."""
+    source = cast.args[0]
+    assert isinstance(source, Node)
+    return any(map(moved_inputs, (source, *source.users, *cast.users)))
+
+
+def _dtype_of(facts: Facts) -> torch.dtype | None:
+    """The dtype of a tensor, or of several that have the same."""
+    if isinstance(facts, Fact):
+        return facts.dtype
+    if isinstance(facts, tuple) and facts:
+        dtypes = {_dtype_of(fact) for fact in facts}
+        return dtypes.pop() if len(dtypes) == 1 else None
+    return None
+
+
+# --- deciding ---------------------------------------------------------------------------------------
+
+
+def price_of_present(region: Region, prices: Prices) -> int:
+    """What the placement costs that is in the graph."""
+    total = 0
+    for value in region.values:
+        total += len(value.casts) * prices.of_cast(value, region.high, region.low)
+        if value.high is not None:
+            total += prices.of_move(value, region.high)
+        if value.moved_low is not None:
+            total += prices.of_move(value, region.low)
+    return total
+
+
+def cheapest(region: Region, prices: Prices) -> Placement:
+    """The placement that costs least, by a minimum cut."""
+    network, fixed = _network(region, prices)
+    cut, (above, _) = nx.minimum_cut(network, "high", "low", capacity="capacity")
+    low = [value for value in region.values if (value, "out") in network]
+    return Placement(
+        cast=frozenset(v for v in low if (v, "in") in above and (v, "out") not in above),
+        moved=frozenset(v for v in low if (v, "in") not in above),
+        price=fixed + int(cut),
+    )
+
+
+def _network(region: Region, prices: Prices) -> tuple[Any, int]:
+    high, low = region.needed_high(), region.needed_low()
+    fixed = sum(prices.of_move(value, region.high) for value in high)
+    network = nx.DiGraph()
+    network.add_nodes_from(("high", "low"))
+    for value in region.values:
+        if value not in low:
+            continue
+        entry, leave = (value, "in"), (value, "out")
+        if value.castable:
+            network.add_edge(entry, leave, capacity=prices.of_cast(value, region.high, region.low))
+        else:
+            network.add_edge(entry, leave)  # without a capacity it is never cut
+        network.add_edge(leave, entry)
+        if value.low_demands:
+            network.add_edge(leave, "low")
+        if value.is_root:
+            network.add_edge(*(("high", entry) if value.high is not None else (entry, "low")))
+            continue
+        network.add_edge("high", entry, capacity=prices.of_move(value, region.low))
+        if value not in high:
+            network.add_edge(entry, "low", capacity=prices.of_move(value, region.high))
+        for parent in value.parents:
+            network.add_edge((parent, "out"), entry)
+            if value not in high:
+                network.add_edge(entry, (parent, "in"))
+    return network, fixed
+
+
+def all_placements(region: Region, prices: Prices) -> Iterable[Placement]:
+    """Every exact placement, for small regions, by trying all."""
+    high, low = region.needed_high(), [v for v in region.values if v in region.needed_low()]
+    for code in range(3 ** len(low)):
+        state = {value: code // 3**index % 3 for index, value in enumerate(low)}  # high, cast, moved
+        if all(_is_possible(value, state, high) for value in low):
+            total = sum(prices.of_move(value, region.high) for value in high)
+            for value, how in state.items():
+                total += prices.of_cast(value, region.high, region.low) if how == 1 else 0
+                total += prices.of_move(value, region.low) if how == 2 else 0
+                total += prices.of_move(value, region.high) if how != 2 and value not in high else 0
+            cast = frozenset(value for value, how in state.items() if how == 1)
+            yield Placement(cast, frozenset(v for v, how in state.items() if how == 2), total)
+
+
+def _is_possible(value: Value, state: dict[Value, int], high: set[Value]) -> bool:
+    how = state[value]
+    if value.low_demands and how == 0:
+        return False
+    if how == 1 and not value.castable:
+        return False
+    if value.is_root:
+        return how != 2 if value.high is not None else how == 2
+    if how == 2:
+        return all(state[parent] != 0 for parent in value.parents)
+    return all(state[parent] != 2 or parent in high for parent in value.parents)

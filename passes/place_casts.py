@@ -1,0 +1,168 @@
+"""Move casts through operators that only move elements, to where they cost least.
+
+Before: eager autocast casts what each operator gets: every slice of a sequence, both halves of a split.
+After:  between a value and its casts, joined by views, slices, gathers and concatenations, the casts stand
+        where the bytes moved and the kernels started are fewest: hoisted to the whole that the slices are
+        of, or sunk to the one row that is read.
+
+Exact for inference: elements are moved, never computed with, so the bits are the same before and behind.
+Gradients would be added up in another dtype, so in training only values that no gradient reaches are moved.
+Condition: nobody writes to any of the memory concerned, no output has a moved cast or a view of one, numbers
+that fill gaps are the same in both dtypes, and a cast stands only where its strides are those of the value
+(``fxamp/ir/layouts.py``), so whatever reads the result finds it laid out as before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+from torch.fx import Graph, Node
+
+from fxamp.ir.facts import Fact, Facts
+from fxamp.ir.memory import Memory
+from fxamp.ir.operators import TO_DTYPE, is_plain_cast
+from fxamp.passes.cast_regions import (
+    Placement,
+    Prices,
+    Region,
+    Value,
+    cheapest,
+    find_regions,
+    price_of_present,
+)
+from fxamp.passes.clean_up import CleanUp, takes_part_in_gradient
+from fxamp.passes.movements import moved_inputs
+
+__all__ = ["PlaceCasts"]
+
+_OF_THE_CALL = ("val", "number", "decision", "carried_out")
+
+
+@dataclass(frozen=True)
+class PlaceCasts(CleanUp):
+    """No other exact placement of the casts around movement is cheaper.
+
+    Attributes:
+        prices: What casts and movements cost.
+    """
+
+    name: ClassVar[str] = "place-casts"
+    condition: ClassVar[str] = "only movement in between, the same strides, and nobody writes"
+    prices: Prices = field(default_factory=lambda: Prices(launch=2**15))
+
+    def run(self, graph: Graph) -> bool:
+        casts = [node for node in graph.nodes if is_plain_cast(node) and not node.meta.get("kept")]
+        pairs = dict.fromkeys((cast.args[0].meta["fact"].dtype, cast.meta["fact"].dtype) for cast in casts)
+        changed = False
+        for high, low in pairs:
+            for region in self.regions(graph, high, low):
+                placement = cheapest(region, self.prices)
+                if placement.price < price_of_present(region, self.prices):
+                    _Writer(self, graph, region, placement).write()
+                    changed = True
+        return changed
+
+    def regions(self, graph: Graph, high: torch.dtype, low: torch.dtype) -> list[Region]:
+        """Where casts from *high* to *low* could move."""
+        return find_regions(graph, high, low, self.memory(graph), self.may_move)
+
+    def memory(self, graph: Graph) -> Memory:
+        """Which values share memory that is written to."""
+        return Memory(graph)
+
+    def may_move(self, node: Node) -> bool:
+        """Whether casts of *node* may be elsewhere, where gradients may be recorded or not."""
+        return not takes_part_in_gradient(node.meta.get("fact"))
+
+
+@dataclass
+class _Writer:
+    step: PlaceCasts
+    graph: Graph
+    region: Region
+    placement: Placement
+    lows: dict[Value, Node] = field(default_factory=dict)
+
+    def write(self) -> None:
+        """Put the placement in the place of what is there."""
+        members = [node for value in self.region.values for node in self._members(value)]
+        demands = {node: value for value in self.region.values for node in value.low_demands}
+        inside = {*members, *demands}
+        for node in [node for node in self.graph.nodes if node in inside]:
+            if node in demands and not (demands[node].is_root and node is demands[node].node):
+                with self.graph.inserting_before(node):
+                    low = self._low(demands[node], node)
+                node.replace_all_uses_with(low)
+        for node in reversed([node for node in self.graph.nodes if node in inside]):
+            if not node.users and node in members:
+                if is_plain_cast(node):
+                    self.step.note(self.graph, node, self._told())
+                self.graph.erase_node(node)
+
+    def _told(self) -> str:
+        places = ", ".join(sorted(f"%{value.node.name}" for value in self.placement.cast))
+        return f"moved to {places or 'where it folds'}"
+
+    def _members(self, value: Value) -> list[Node]:
+        moved = [node for node in (value.high, value.moved_low) if node is not None and not value.is_root]
+        return [*moved, *value.casts]
+
+    def _low(self, value: Value, at: Node) -> Node:
+        """The value in low, for a use at the node *at*."""
+        if value not in self.lows:
+            if value not in self.placement.moved:
+                self.lows[value] = self._cast(self._high(value, at), value, at)
+            elif value.is_root:
+                self.lows[value] = value.node
+            else:
+                self.lows[value] = self._clone(value, [self._low(each, at) for each in value.parents])
+        return self.lows[value]
+
+    def _high(self, value: Value, at: Node) -> Node:
+        if value.high is None:
+            value.high = self._clone(value, [self._high(each, at) for each in value.parents])
+        return value.high
+
+    def _clone(self, value: Value, sources: list[Node]) -> Node:
+        """The movement of *value*, of *sources* in the place of its own."""
+        node, given = value.node, moved_inputs(value.node) or []
+        to = dict(zip(given, sources, strict=True))
+        clone = self.graph.node_copy(node, lambda argument: to.get(argument, argument))
+        dtype = _any_dtype(sources[0].meta["fact"])
+        clone.meta = {key: kept for key, kept in node.meta.items() if key not in _OF_THE_CALL}
+        clone.meta["fact"] = _in_dtype(node.meta["fact"], dtype)
+        return clone
+
+    def _cast(self, source: Node, value: Value, at: Node) -> Node:
+        cast = self.graph.call_function(TO_DTYPE, (source, self.region.low))
+        fact = source.meta["fact"]
+        cast.meta.update(
+            region=at.meta["region"],
+            grad=at.meta["grad"],
+            where=at.meta.get("where"),
+            fact=replace(fact.cast_to(self.region.low, grad=False)),
+        )
+        decisions = [node.meta["inserted"] for node in self._casts_for(value) if "inserted" in node.meta]
+        if decisions:
+            cast.meta["inserted"] = decisions[0]
+        cast._rename(f"{value.node.name}_{self.region.low.abbr}")
+        return cast
+
+    def _casts_for(self, value: Value) -> list[Node]:
+        """The casts that one of *value* stands for: its own, else any of the region."""
+        return value.casts or [cast for each in self.region.values for cast in each.casts]
+
+
+def _any_dtype(facts: Facts) -> torch.dtype:
+    while isinstance(facts, tuple):
+        facts = facts[0]
+    assert isinstance(facts, Fact)
+    return facts.dtype
+
+
+def _in_dtype(facts: Any, dtype: torch.dtype) -> Facts:
+    if isinstance(facts, tuple):
+        return tuple(_in_dtype(fact, dtype) for fact in facts)
+    return replace(facts, dtype=dtype, leaf=False)
