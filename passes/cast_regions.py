@@ -26,12 +26,13 @@ from fxamp.ir.facts import Fact, Facts
 from fxamp.ir.layouts import layout_of
 from fxamp.ir.memory import Memory
 from fxamp.ir.operators import is_impure, is_plain_cast
-from fxamp.passes.movements import fill_of, is_exact_in, moved_inputs
+from fxamp.passes.movements import fill_of, moved_inputs
 
 __all__ = [
     "Placement",
     "Prices",
     "Region",
+    "Rules",
     "Value",
     "all_placements",
     "cheapest",
@@ -175,23 +176,28 @@ def _is_view(node: Node) -> bool:
 # --- finding regions --------------------------------------------------------------------------------
 
 
-def find_regions(
-    graph: Graph,
-    high: torch.dtype,
-    low: torch.dtype,
-    memory: Memory,
-    may_touch: Callable[[Node], bool],
-) -> list[Region]:
-    """The regions of *graph* in which a cast from *high* to *low* could move.
+@dataclass(frozen=True)
+class Rules:
+    """What may be moved.
 
-    Args:
-        graph: Its nodes have facts and layouts.
+    Attributes:
         high: What is cast.
         low: What it is cast to.
-        memory: Of *graph*.
+        memory: Who writes to what.
         may_touch: Whether the level lets casts of a node be moved.
+        may_fill: Whether a number is the same in two dtypes.
     """
-    finder = _Finder(high, low, memory, may_touch, _live(graph))
+
+    high: torch.dtype
+    low: torch.dtype
+    memory: Memory
+    may_touch: Callable[[Node], bool]
+    may_fill: Callable[[float, torch.dtype, torch.dtype], bool]
+
+
+def find_regions(graph: Graph, rules: Rules) -> list[Region]:
+    """The regions of *graph*, whose nodes have facts, in which a cast could move by *rules*."""
+    finder = _Finder(rules, _live(graph))
     for node in graph.nodes:
         finder.enter(node)
     for node in graph.nodes:
@@ -209,10 +215,7 @@ def _live(graph: Graph) -> set[Node]:
 
 @dataclass
 class _Finder:
-    high: torch.dtype
-    low: torch.dtype
-    memory: Memory
-    may_touch: Callable[[Node], bool]
+    rules: Rules
     live: set[Node]
     values: dict[Node, Value] = field(default_factory=dict)
     inside: set[Node] = field(default_factory=set)
@@ -220,7 +223,7 @@ class _Finder:
     def enter(self, node: Node) -> None:
         """Make *node* one of a value that is there already, a new value, or a root."""
         dtype = _dtype_of(node.meta.get("fact"))
-        if dtype not in (self.high, self.low) or node not in self.live:
+        if dtype not in (self.rules.high, self.rules.low) or node not in self.live:
             return
         if self._is_movable_cast(node):
             value = self.values[node.args[0]]  # type: ignore[index]
@@ -230,15 +233,15 @@ class _Finder:
         moved = self._moved(node, dtype)
         parents = tuple(self.values[source] for source in moved)
         value = Value(node, parents, check=partial(self._is_castable, node))
-        if dtype is self.high:
+        if dtype is self.rules.high:
             value.high = node
         else:
             value.moved_low = node
         self.values[node] = value
         if parents:
             self.inside.add(node)
-        elif is_plain_cast(node) and node.args[0].meta["fact"].dtype is self.low:  # type: ignore[union-attr]
-            value.free = self.high.itemsize > self.low.itemsize and self.memory.is_private(node)
+        elif is_plain_cast(node) and node.args[0].meta["fact"].dtype is self.rules.low:  # type: ignore[union-attr]
+            value.free = self.rules.high.itemsize > self.rules.low.itemsize and self.rules.memory.is_private(node)
 
     def _put(self, node: Node, value: Value) -> None:
         self.values[node] = value
@@ -252,31 +255,30 @@ class _Finder:
         same = all(_dtype_of(source.meta["fact"]) is dtype for source in moved)
         if not same or not all(self._is_still(each) for each in (node, *moved)):
             return []
-        if dtype is self.low and not self.memory.is_private(node):
+        if dtype is self.rules.low and not self.rules.memory.is_private(node):
             return []
-        fill = fill_of(node)
-        return moved if is_exact_in(fill, self.high) and is_exact_in(fill, self.low) else []
+        return moved if self.rules.may_fill(fill_of(node), self.rules.high, self.rules.low) else []
 
     def _is_movable_cast(self, node: Node) -> bool:
         source = node.args[0] if node.args else None
         return (
             is_plain_cast(node)
             and source in self.values
-            and _dtype_of(source.meta["fact"]) is self.high  # type: ignore[union-attr]
-            and _dtype_of(node.meta["fact"]) is self.low
+            and _dtype_of(source.meta["fact"]) is self.rules.high  # type: ignore[union-attr]
+            and _dtype_of(node.meta["fact"]) is self.rules.low
             and not node.meta.get("kept")
             and _is_beside_movement(node)
             and self.values[source].castable  # type: ignore[index]
-            and self.memory.is_private(node)
-            and self.may_touch(node)
+            and self.rules.memory.is_private(node)
+            and self.rules.may_touch(node)
         )
 
     def _is_castable(self, node: Node) -> bool:
         layout = layout_of(node)
-        return layout is not None and layout.dense and layout.is_aligned(self.low) and self._is_still(node)
+        return layout is not None and layout.dense and layout.is_aligned(self.rules.low) and self._is_still(node)
 
     def _is_still(self, node: Node) -> bool:
-        return not self.memory.is_written(node) and self.may_touch(node)
+        return not self.rules.memory.is_written(node) and self.rules.may_touch(node)
 
     def demand(self, node: Node) -> None:
         """Note what *node* needs of the values, unless it is the movement or cast of one."""
@@ -287,7 +289,7 @@ class _Finder:
             value = self.values.get(used)
             if value is None or used in moved:
                 continue
-            if _dtype_of(used.meta["fact"]) is self.high:
+            if _dtype_of(used.meta["fact"]) is self.rules.high:
                 value.high_demand = True
             else:
                 value.low_demands.add(used)
@@ -311,7 +313,7 @@ class _Finder:
         for value in values:
             groups.setdefault(top(value), []).append(value)
         return [
-            Region(self.high, self.low, tuple(group))
+            Region(self.rules.high, self.rules.low, tuple(group))
             for group in groups.values()
             if len(group) > 1 and any(value.casts for value in group)
         ]

@@ -21,7 +21,7 @@ from torch.fx import Graph, Node
 
 from fxamp.ir.memory import Memory
 from fxamp.ir.operators import is_plain_cast
-from fxamp.passes.clean_up import CleanUp, Level, takes_part_in_gradient
+from fxamp.passes.clean_up import CleanUp, takes_part_in_gradient
 
 __all__ = ["FoldCastChains", "holds"]
 
@@ -70,18 +70,25 @@ class FoldCastChains(CleanUp):
         source = middle.args[0]
         assert isinstance(source, Node)
         first, last = source.meta["fact"].dtype, second.meta["fact"].dtype
-        if not holds(middle.meta["fact"].dtype, first) or middle.meta.get("kept"):
+        if not self.holds(middle.meta["fact"].dtype, first) or middle.meta.get("kept"):
             return False
-        if not self._keeps_gradients(source, middle):
+        if not self.keeps_gradients(source, middle, second):
             return False
         if first is last:
             return all(map(memory.is_private, (second, middle))) and not memory.is_written(source)
         return memory.is_private(middle) and not memory.is_written(source)
 
-    def _keeps_gradients(self, source: Node, middle: Node) -> bool:
-        if self.level is not Level.TRAINING_EXACT or not takes_part_in_gradient(source.meta["fact"]):
+    def holds(self, middle: torch.dtype, first: torch.dtype) -> bool:
+        """Whether nothing is lost by a cast from *first* to *middle*."""
+        return holds(middle, first)
+
+    def keeps_gradients(self, source: Node, middle: Node, second: Node) -> bool:
+        """Whether no gradient flows through the chain, or goes through it unchanged."""
+        flows = [takes_part_in_gradient(node.meta["fact"]) for node in (source, middle, second)]
+        if not any(flows):
             return True
-        return len(source.users) == 1 and len(middle.users) == 1
+        only = len(source.users) == 1 and len(middle.users) == 1
+        return all(flows) and only and source.meta["fact"].dtype is second.meta["fact"].dtype
 
     def _fold(self, graph: Graph, middle: Node, second: Node) -> None:
         source = middle.args[0]

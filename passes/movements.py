@@ -19,7 +19,7 @@ from torch.fx import Node
 
 from fxamp.ir.operators import arguments_in_order
 
-__all__ = ["fill_of", "moved_inputs"]
+__all__ = ["fill_of", "is_exact_in", "moved_inputs"]
 
 _SELF = """
     view reshape _unsafe_view _reshape_alias view_as reshape_as contiguous clone alias flatten.using_ints

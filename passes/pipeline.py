@@ -19,6 +19,7 @@ from fxamp.passes.keep_reentrant import KeepReentrant
 from fxamp.passes.place_casts import PlaceCasts
 from fxamp.passes.propagate_dtypes import PropagateDtypes
 from fxamp.passes.remove_dead_code import RemoveDeadCode
+from fxamp.passes.remove_sandwiches import RemoveSandwiches
 from fxamp.passes.resolve_promotes import ResolvePromotes
 from fxamp.passes.share_casts import ShareCasts
 from fxamp.passes.verify import Verify
@@ -43,6 +44,7 @@ def build_pipeline(captured: Captured, policy: Policy) -> tuple[Pass, ...]:
         FoldNoopCasts(),
         PlaceCasts(level),
         FoldCastChains(level),
+        RemoveSandwiches(level),
         ShareCasts(level),
         RemoveDeadCode(),
         Verify(policy, fakes),

@@ -27,13 +27,14 @@ from fxamp.passes.cast_regions import (
     Placement,
     Prices,
     Region,
+    Rules,
     Value,
     cheapest,
     find_regions,
     price_of_present,
 )
 from fxamp.passes.clean_up import CleanUp, takes_part_in_gradient
-from fxamp.passes.movements import moved_inputs
+from fxamp.passes.movements import is_exact_in, moved_inputs
 
 __all__ = ["PlaceCasts"]
 
@@ -66,11 +67,16 @@ class PlaceCasts(CleanUp):
 
     def regions(self, graph: Graph, high: torch.dtype, low: torch.dtype) -> list[Region]:
         """Where casts from *high* to *low* could move."""
-        return find_regions(graph, high, low, self.memory(graph), self.may_move)
+        rules = Rules(high, low, self.memory(graph), self.may_move, self.may_fill)
+        return find_regions(graph, rules)
 
     def memory(self, graph: Graph) -> Memory:
         """Which values share memory that is written to."""
         return Memory(graph)
+
+    def may_fill(self, number: float, high: torch.dtype, low: torch.dtype) -> bool:
+        """Whether *number* fills gaps with the same value in both dtypes."""
+        return is_exact_in(number, high) and is_exact_in(number, low)
 
     def may_move(self, node: Node) -> bool:
         """Whether casts of *node* may be elsewhere, where gradients may be recorded or not."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -165,15 +165,17 @@ OPERATORS: Mapping[str, Callable[[Model, Tensor, Tensor], Tensor]] = MappingProx
 # fmt: on
 
 
-def cast_programs() -> st.SearchStrategy[CastProgram]:
-    """Programs of up to ten steps."""
+def cast_programs(
+    names: Sequence[str] = tuple(OPERATORS), modes: Sequence[str] = ("no_grad", "grad", "inference")
+) -> st.SearchStrategy[CastProgram]:
+    """Programs of up to ten steps out of *names*, called in *modes*."""
     near = st.sampled_from((0, 0, 0, 1, 1, 2, 3, 4))
-    step = st.builds(Step, st.sampled_from(sorted(OPERATORS)), near, near)
+    step = st.builds(Step, st.sampled_from(sorted(names)), near, near)
     return st.builds(
         CastProgram,
         st.lists(step, min_size=1, max_size=10).map(tuple),
         st.lists(st.integers(0, 6), min_size=1, max_size=3).map(tuple),
-        st.sampled_from(("no_grad", "grad", "inference")),
+        st.sampled_from(tuple(modes)),
         st.booleans(),
     )
 

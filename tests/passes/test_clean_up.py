@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, find, given, settings
-from hypothesis.errors import NoSuchExample
 from torch.fx import Graph, Node
 
 from fxamp.ir.memory import Memory
@@ -21,12 +20,13 @@ from fxamp.passes.base import Pass
 from fxamp.passes.clean_up import CleanUp, Level
 from fxamp.passes.fold_cast_chains import FoldCastChains
 from fxamp.passes.place_casts import PlaceCasts
+from fxamp.passes.remove_sandwiches import RemoveSandwiches
 from fxamp.passes.share_casts import ShareCasts
 from tests.passes.cast_programs import CastProgram, cast_programs, differ
 
 _CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large]
 _EXAMPLES = int(os.environ.get("FXAMP_EXAMPLES", "1000"))
-PASSES = (ShareCasts, FoldCastChains, PlaceCasts)
+PASSES = (ShareCasts, FoldCastChains, PlaceCasts, RemoveSandwiches)
 
 
 def only(kind: type[CleanUp]) -> Callable[[CleanUp], Pass | None]:
@@ -53,3 +53,114 @@ def test_all_passes_together_keep_the_bits(program: CastProgram) -> None:
 @given(program=cast_programs())
 def test_a_pass_keeps_the_bits_of_many_programs(kind: type[CleanUp], program: CastProgram) -> None:
     assert differ(program, only(kind)) == []
+
+
+# --- without their conditions -------------------------------------------------------------------------
+
+
+class _NoWrites(Memory):
+    """As if nobody wrote to anything, and no output had anything."""
+
+    def is_written(self, node: Node) -> bool:
+        return False
+
+    def is_written_between(self, node: Node, first: Node, last: Node) -> bool:
+        return False
+
+    def is_private(self, node: Node) -> bool:
+        return True
+
+
+class _ShareThoughWritten(ShareCasts):
+    def may_share(self, first: Node, cast: Node, memory: Memory) -> bool:
+        return super().may_share(first, cast, _NoWrites(Graph()))
+
+
+class _ShareThoughGradients(ShareCasts):
+    def may_touch(self, *nodes: Node) -> bool:
+        return True
+
+
+class _FoldThoughLossy(FoldCastChains):
+    def holds(self, middle: torch.dtype, first: torch.dtype) -> bool:
+        return True
+
+
+class _FoldThoughWritten(FoldCastChains):
+    def may_fold(self, middle: Node, second: Node, memory: Memory) -> bool:
+        return super().may_fold(middle, second, _NoWrites(Graph()))
+
+
+class _FoldThoughGradients(FoldCastChains):
+    def keeps_gradients(self, source: Node, middle: Node, second: Node) -> bool:
+        return True
+
+
+class _PlaceThoughWritten(PlaceCasts):
+    def memory(self, graph: Graph) -> Memory:
+        return _NoWrites(graph)
+
+
+class _PlaceThoughGradients(PlaceCasts):
+    def may_move(self, node: Node) -> bool:
+        return True
+
+
+class _PlaceThoughFilled(PlaceCasts):
+    def may_fill(self, number: float, high: torch.dtype, low: torch.dtype) -> bool:
+        return True
+
+
+class _RemoveThoughDifferent(RemoveSandwiches):
+    def rounds_alike(self, middle: Node, last: Node) -> bool:
+        return True
+
+
+class _RemoveThoughWritten(RemoveSandwiches):
+    def may_remove(self, middle: Node, last: Node, memory: Memory) -> bool:
+        return super().may_remove(middle, last, _NoWrites(Graph()))
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A pass without one of its conditions, and operators among which a counterexample is soon found."""
+
+    step: type[CleanUp]
+    names: str
+    modes: tuple[str, ...] = ("no_grad",)
+
+
+_MUTANTS = (
+    Mutant(_ShareThoughWritten, "frozen linear_twice mul_ row_ copy_ to_bf16 add"),
+    Mutant(_ShareThoughGradients, "linear_twice frozen frozen_transposed three_uses softmax", ("grad",)),
+    Mutant(_FoldThoughLossy, "narrow_trip doubled_trip to_f16 to_bf16 to_f32 add"),
+    Mutant(_FoldThoughWritten, "round_trip to_bf16 mul_ row_ copy_ add"),
+    Mutant(_FoldThoughGradients, "round_trip to_bf16 to_f32 add mul scaled linear softmax", ("grad",)),
+    Mutant(_PlaceThoughWritten, "row_by_row rows_apart gather to_bf16 mul_ row_ copy_"),
+    Mutant(_PlaceThoughGradients, "gather row_by_row index_select to_bf16 to_f32 linear add", ("grad",)),
+    Mutant(_PlaceThoughFilled, "filled_tenth padded to_bf16 to_f32 add columns rows row"),
+    Mutant(_RemoveThoughDifferent, "to_bf16 gelu_high plus_tenth_high silu_high add"),
+    Mutant(_RemoveThoughWritten, "to_bf16 silu_high mul_ row_ add"),
+)
+
+
+@pytest.mark.parametrize("mutant", _MUTANTS, ids=lambda mutant: mutant.step.__name__.strip("_"))
+def test_a_pass_without_one_of_its_conditions_would_be_found_out(mutant: Mutant) -> None:
+    kind = mutant.step.__mro__[1]
+
+    def replace(step: CleanUp) -> Pass | None:
+        return mutant.step(Level.INFERENCE_EXACT) if type(step) is kind else None
+
+    def is_wrong(program: CastProgram) -> bool:
+        return bool(differ(program, replace))
+
+    search = settings(
+        max_examples=1500,
+        derandomize=True,
+        deadline=None,
+        suppress_health_check=_CHECKS,
+        phases=[Phase.generate],
+        database=None,
+    )
+    programs = cast_programs(mutant.names.split(), mutant.modes)
+    assert is_wrong(find(programs, is_wrong, settings=search))
