@@ -15,6 +15,7 @@ from torch.fx import GraphModule
 
 from fxamp.errors import ArgumentError
 from fxamp.ir.regions import Region
+from fxamp.runtime.cost_report import CostReport, cost_report
 from fxamp.runtime.grad_scaler import GradScaler
 from fxamp.runtime.methods import bound_to, signed_like
 from fxamp.runtime.program import with_code
@@ -114,6 +115,14 @@ class AmpModule(nn.Module):
     def report(self) -> Report:
         """What was decided for every operator, and which pieces run eagerly and why."""
         return report_on(self._runner)
+
+    def cost(self) -> CostReport:
+        """What the call that was made last costs: casts, kernels and bytes, in symbolic sizes.
+
+        Raises:
+            LookupError: Nothing has been captured yet.
+        """
+        return cost_report(self._runner)
 
     @property
     def recapture_limit(self) -> int:
