@@ -241,7 +241,9 @@ class _Finder:
         if parents:
             self.inside.add(node)
         elif is_plain_cast(node) and node.args[0].meta["fact"].dtype is self.rules.low:  # type: ignore[union-attr]
-            value.free = self.rules.high.itemsize > self.rules.low.itemsize and self.rules.memory.is_private(node)
+            value.free = self.rules.high.itemsize > self.rules.low.itemsize and self.rules.memory.is_private(
+                node
+            )
 
     def _put(self, node: Node, value: Value) -> None:
         self.values[node] = value
@@ -275,7 +277,9 @@ class _Finder:
 
     def _is_castable(self, node: Node) -> bool:
         layout = layout_of(node)
-        return layout is not None and layout.dense and layout.is_aligned(self.rules.low) and self._is_still(node)
+        return (
+            layout is not None and layout.dense and layout.is_aligned(self.rules.low) and self._is_still(node)
+        )
 
     def _is_still(self, node: Node) -> bool:
         return not self.rules.memory.is_written(node) and self.rules.may_touch(node)

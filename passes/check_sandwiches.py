@@ -19,7 +19,9 @@ _LOW = (torch.bfloat16, torch.float16)
 
 def check_sandwiches(device: torch.device) -> Table:
     """A table of all rows, checked on *device*."""
-    table = Table("operator", *(low.abbr for low in _LOW), title=f"op(x.float()).to(low) == op(x) on {device}")
+    table = Table(
+        "operator", *(low.abbr for low in _LOW), title=f"op(x.float()).to(low) == op(x) on {device}"
+    )
     for call in rows():
         found = [is_exact_on_device(call, low, device) for low in _LOW]
         table.add_row(str(call), *("equal" if same else "differs" for same in found))

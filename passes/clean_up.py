@@ -61,7 +61,9 @@ class CleanUp(Pass):
 
 def level_for(graphs: Iterable[Graph]) -> Level:
     """How exact a clean-up must be in a program of these *graphs*: do its operators record gradients?"""
-    results = (node.meta.get("fact") for graph in graphs for node in graph.nodes if node.op == "call_function")
+    results = (
+        node.meta.get("fact") for graph in graphs for node in graph.nodes if node.op == "call_function"
+    )
     return Level.TRAINING_EXACT if any(map(takes_part_in_gradient, results)) else Level.INFERENCE_EXACT
 
 

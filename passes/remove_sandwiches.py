@@ -98,6 +98,8 @@ def _filling(last: Node) -> Node | None:
     fact, source = last.meta["fact"], first.args[0]
     assert isinstance(source, Node)
     several = any(size != 1 for size in fact.shape)  # kernels have a path of its own for a single number
-    low = several and fact.dtype in (torch.bfloat16, torch.float16) and source.meta["fact"].dtype is fact.dtype
+    low = (
+        several and fact.dtype in (torch.bfloat16, torch.float16) and source.meta["fact"].dtype is fact.dtype
+    )
     high = middle.meta["fact"].dtype is first.meta["fact"].dtype is torch.float32
     return middle if low and high else None

@@ -106,7 +106,9 @@ class Cost:
     @property
     def symbols(self) -> tuple[str, ...]:
         """The names of the sizes that it depends on."""
-        free = {s for step in self.steps for e in (step.weights, step.activations, step.flops) for s in _free(e)}
+        free = {
+            s for step in self.steps for e in (step.weights, step.activations, step.flops) for s in _free(e)
+        }
         return tuple(sorted(symbol.name for symbol in free))
 
     def __add__(self, other: Cost) -> Cost:
@@ -166,7 +168,9 @@ def note_sizes(graph: Graph) -> None:
                 node.meta["moves_nothing"] = one == other
 
 
-def cost_of(module: GraphModule, *, low: torch.dtype | None = None, known: Mapping[Any, Any] | None = None) -> Cost:
+def cost_of(
+    module: GraphModule, *, low: torch.dtype | None = None, known: Mapping[Any, Any] | None = None
+) -> Cost:
     """The cost of one run of *module*'s graph.
 
     Args:
@@ -198,7 +202,9 @@ class _Counter:
             return
         results = list(_facts(node.meta["fact"]))
         written = sum(map(self._bytes, results))
-        read = {given: sum(map(self._bytes, _facts(given.meta.get("fact")))) for given in node.all_input_nodes}
+        read = {
+            given: sum(map(self._bytes, _facts(given.meta.get("fact")))) for given in node.all_input_nodes
+        }
         if _short(node) in _READS_WHAT_IT_GIVES and node.args and isinstance(node.args[0], Node):
             read[node.args[0]] = written
         cast = is_plain_cast(node) or "inserted" in node.meta

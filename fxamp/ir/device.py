@@ -49,28 +49,49 @@ class Device:
         return max(self.launch, bytes_moved / self.bandwidth, flops / rate)
 
 
-def _gpu(name: str, bandwidth: float, half: float, single: float, source: str, *, bf16: bool = True) -> Device:
+def _gpu(
+    name: str, bandwidth: float, half: float, single: float, source: str, *, bf16: bool = True
+) -> Device:
     rates = {torch.float16: half, torch.float32: single} | ({torch.bfloat16: half} if bf16 else {})
     return Device(name, bandwidth, LAUNCH, MappingProxyType(rates), source)
 
 
 DEVICES: Mapping[str, Device] = MappingProxyType(
     {
-        "T4": _gpu("T4", 320e9, 65e12, 8.1e12, "NVIDIA T4 datasheet: 320+ GB/s, 65 and 8.1 TFLOPS", bf16=False),
+        "T4": _gpu(
+            "T4", 320e9, 65e12, 8.1e12, "NVIDIA T4 datasheet: 320+ GB/s, 65 and 8.1 TFLOPS", bf16=False
+        ),
         "V100": _gpu(
-            "V100 SXM2", 900e9, 125e12, 15.7e12, "NVIDIA V100 datasheet: 900 GB/s, 125, 15.7 TFLOPS", bf16=False
+            "V100 SXM2",
+            900e9,
+            125e12,
+            15.7e12,
+            "NVIDIA V100 datasheet: 900 GB/s, 125, 15.7 TFLOPS",
+            bf16=False,
         ),
         "A100": _gpu(
             "A100 80GB SXM", 2039e9, 312e12, 19.5e12, "NVIDIA A100 datasheet: 2,039 GB/s, 312 and 19.5 TFLOPS"
         ),
         "L4": _gpu(
-            "L4", 300e9, 121e12, 30.3e12, "NVIDIA L4 datasheet: 300 GB/s, 242 TFLOPS with sparsity, 30.3 TFLOPS"
+            "L4",
+            300e9,
+            121e12,
+            30.3e12,
+            "NVIDIA L4 datasheet: 300 GB/s, 242 TFLOPS with sparsity, 30.3 TFLOPS",
         ),
         "H100": _gpu(
-            "H100 SXM", 3.35e12, 989e12, 67e12, "NVIDIA H100 datasheet: 3.35 TB/s, 1,979 with sparsity, 67 TFLOPS"
+            "H100 SXM",
+            3.35e12,
+            989e12,
+            67e12,
+            "NVIDIA H100 datasheet: 3.35 TB/s, 1,979 with sparsity, 67 TFLOPS",
         ),
         "H200": _gpu(
-            "H200 SXM", 4.8e12, 989e12, 67e12, "NVIDIA H200 datasheet: 4.8 TB/s, 1,979 with sparsity, 67 TFLOPS"
+            "H200 SXM",
+            4.8e12,
+            989e12,
+            67e12,
+            "NVIDIA H200 datasheet: 4.8 TB/s, 1,979 with sparsity, 67 TFLOPS",
         ),
     }
 )

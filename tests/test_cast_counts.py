@@ -1,0 +1,171 @@
+"""How many casts and operators an inference call is left with; counted as the dispatcher sees them.
+
+Casts of weights are not counted, since freezing removes them.  The bounds are what eager autocast's semantics
+leave: one cast for each float32 activation that an operator in low precision reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import fxamp
+from tests.models import equal
+
+_CASTS = (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype)
+
+
+class Counts(TorchDispatchMode):
+    """Counts the operators that compute, the casts among them, and those casts that are of *weights*."""
+
+    def __init__(self, weights: list[Tensor]) -> None:
+        super().__init__()
+        self._weights = {weight.data_ptr() for weight in weights}
+        self.operators = self.casts = self.weight_casts = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_view = any(returned.alias_info is not None for returned in func._schema.returns)
+        computes = not is_view or func in _CASTS or func._schema.is_mutable
+        self.operators += computes and func is not torch.ops.aten._unsafe_view.default
+        if func in _CASTS:
+            self.casts += 1
+            self.weight_casts += args[0].data_ptr() in self._weights
+        return func(*args, **(kwargs or {}))
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int, *, causal: bool, fused: bool) -> None:
+        super().__init__()
+        self.heads, self.causal = heads, causal
+        self.inputs = nn.ModuleList(
+            [nn.Linear(width, 3 * width)] if fused else [nn.Linear(width, width) for _ in range(3)]
+        )
+        self.output = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [each(x) for each in self.inputs]
+        found = parts if len(parts) > 1 else parts[0].chunk(3, -1)
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in found)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        out: Tensor = self.output(attended.transpose(1, 2).flatten(2))
+        return out
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int, *, causal: bool, fused: bool) -> None:
+        super().__init__()
+        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = Attention(width, heads, causal=causal, fused=fused)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm_1(x))
+        out: Tensor = x + self.down(F.gelu(self.up(self.norm_2(x))))
+        return out
+
+
+class GPT(nn.Module):
+    """Twelve layers with the structure of GPT-2, narrower."""
+
+    def __init__(self, words: int = 64, width: int = 64, blocks: int = 12) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(32, width)
+        self.blocks = nn.ModuleList(Block(width, 4, causal=True, fused=False) for _ in range(blocks))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
+
+    def forward(self, tokens: Tensor, places: Tensor) -> Tensor:
+        x = self.words(tokens) + self.places(places)
+        for block in self.blocks:
+            x = block(x)
+        scores: Tensor = self.head(self.norm(x))
+        return scores
+
+
+class ViT(nn.Module):
+    """Six layers of ViT."""
+
+    def __init__(self, width: int = 64, blocks: int = 6) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, 8, 8)
+        self.first = nn.Parameter(torch.randn(1, 1, width))
+        self.places = nn.Parameter(torch.randn(1, 17, width))
+        self.blocks = nn.ModuleList(Block(width, 4, causal=False, fused=True) for _ in range(blocks))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.patches(images).flatten(2).transpose(1, 2)
+        x = torch.cat([self.first.expand(x.shape[0], -1, -1), x], 1) + self.places
+        for block in self.blocks:
+            x = block(x)
+        scores: Tensor = self.head(self.norm(x)[:, 0])
+        return scores
+
+
+class UnrolledLSTM(nn.Module):
+    """A cell that Python runs over 32 steps of a sequence, time first."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.width = width
+        self.x, self.h = nn.Linear(width, 4 * width), nn.Linear(width, 4 * width, bias=False)
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, sequence: Tensor) -> Tensor:
+        h = c = sequence.new_zeros(sequence.shape[1], self.width)
+        for step in sequence.unbind(0):
+            i, f, g, o = (self.x(step) + self.h(h)).chunk(4, 1)
+            c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+            h = o.sigmoid() * c.tanh()
+        scores: Tensor = self.head(h)
+        return scores
+
+
+def resnet18() -> nn.Module:
+    """torchvision's, narrower."""
+    models = pytest.importorskip("torchvision.models")
+    basic = pytest.importorskip("torchvision.models.resnet").BasicBlock
+    model: nn.Module = models.ResNet(basic, [2, 2, 2, 2], num_classes=10)
+    return model
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...], int, int]] = {
+    "GPT": (GPT, (torch.randint(0, 64, (2, 8)), torch.arange(8)), 25, 174),
+    "ViT": (ViT, (torch.randn(2, 3, 32, 32),), 15, 80),
+    "unrolled LSTM": (UnrolledLSTM, (torch.randn(32, 4, 32),), 34, 423),
+    "resnet18": (resnet18, (torch.randn(1, 3, 32, 32),), 1, 89),
+}
+
+
+def _count(model: nn.Module, call: Callable[[], Tensor]) -> tuple[Tensor, Counts]:
+    with Counts([*model.parameters()]) as counts:
+        result = call()
+    return result, counts
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=["no_grad", "inference_mode"])
+@pytest.mark.parametrize("name", MODELS)
+def test_an_inference_call_makes_as_many_casts_as_its_bound(
+    name: str, mode: Callable[[], AbstractContextManager[object]]
+) -> None:
+    make, args, casts, operators = MODELS[name]
+    torch.manual_seed(0)
+    model = make().eval()
+    amp = fxamp.convert(model, dtype=torch.bfloat16)
+    with mode():
+        amp(*args)
+        found, ours = _count(model, lambda: amp(*args))
+        with torch.autocast("cpu", torch.bfloat16):
+            expected, eager = _count(model, lambda: model(*args))
+    assert equal(found, expected)
+    assert ours.casts - ours.weight_casts == casts
+    assert ours.casts <= eager.casts
+    assert ours.operators - ours.weight_casts <= operators
+    cost = amp.cost().mixed
+    assert (cost.casts, cost.weight_casts) == (ours.casts, ours.weight_casts)
