@@ -49,7 +49,7 @@ class CleanUp(Pass):
     condition: ClassVar[str]
 
     def may_touch(self, *nodes: Node) -> bool:
-        """Whether the level lets the casts of these values be changed: in training, if no gradient meets them."""
+        """Whether the level lets casts of these values be changed: in training, if no gradient meets them."""
         return self.level is not Level.TRAINING_EXACT or not any(
             takes_part_in_gradient(node.meta.get("fact")) for node in nodes
         )

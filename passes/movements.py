@@ -66,7 +66,7 @@ def fill_of(node: Node) -> float:
     if not isinstance(node.target, OpOverload):
         return 0.0
     wanted = _FILLED.get(node.target.name().removeprefix("aten::"), "")
-    given = dict((argument.name, value) for argument, value in arguments_in_order(node))
+    given = {argument.name: value for argument, value in arguments_in_order(node)}
     value = given.get(wanted)
     if value is None:
         return 0.0

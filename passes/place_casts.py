@@ -15,7 +15,7 @@ that fill gaps are the same in both dtypes, and a cast stands only where its str
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch.fx import Graph, Node
@@ -168,7 +168,8 @@ def _any_dtype(facts: Facts) -> torch.dtype:
     return facts.dtype
 
 
-def _in_dtype(facts: Any, dtype: torch.dtype) -> Facts:
+def _in_dtype(facts: Facts, dtype: torch.dtype) -> Facts:
     if isinstance(facts, tuple):
         return tuple(_in_dtype(fact, dtype) for fact in facts)
+    assert facts is not None
     return replace(facts, dtype=dtype, leaf=False)

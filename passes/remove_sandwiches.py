@@ -73,7 +73,7 @@ class RemoveSandwiches(CleanUp):
         first = middle.args[0]
         assert isinstance(first, Node)
         with graph.inserting_before(middle):
-            inner = graph.node_copy(middle, lambda node: first.args[0] if node is first else node)  # type: ignore[return-value]
+            inner = graph.node_copy(middle, lambda node: first.args[0] if node is first else node)
         inner.meta = {key: value for key, value in middle.meta.items() if key not in _OF_THE_CALL}
         inner.meta["fact"] = last.meta["fact"]
         self.note(graph, last, f"left out behind %{middle.name}, which rounds alike")

@@ -26,17 +26,16 @@ __all__ = ["ELEMENTWISE", "Call", "is_elementwise", "is_exact", "is_exact_on_dev
 
 _ATEN = torch.ops.aten
 
+_ALONE = """
+    abs acos acosh asin asinh atan atanh ceil cos cosh digamma erf erfc erfinv exp exp2 expm1 floor frac
+    hardsigmoid hardswish i0 lgamma log log10 log1p log2 log_sigmoid mish neg reciprocal relu relu6 round
+    rsqrt selu sigmoid sign silu sin sinc sinh sqrt square tan tanh trunc
+"""
+
 # Operators on one tensor that treat each element by itself, with arguments to try: what is given after it.
 ELEMENTWISE: Mapping[str, tuple[tuple[Any, ...], ...]] = MappingProxyType(
     {
-        **dict.fromkeys(
-            (
-                "abs acos acosh asin asinh atan atanh ceil cos cosh digamma erf erfc erfinv exp exp2 expm1 floor "
-                "frac hardsigmoid hardswish i0 lgamma log log10 log1p log2 log_sigmoid mish neg reciprocal relu "
-                "relu6 round rsqrt selu sigmoid sign silu sin sinc sinh sqrt square tan tanh trunc"
-            ).split(),
-            ((),),
-        ),
+        **dict.fromkeys(_ALONE.split(), ((),)),
         "gelu": ((), ("none",), ("tanh",)),  # by name, see _KEYWORDS
         "celu": ((), (0.5,)),
         "clamp": ((-1, 1), (0.1, 0.7)),

@@ -8,39 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import fxamp
+from tests.counts import Counts
 from tests.models import equal
-
-_CASTS = (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype)
-
-
-class Counts(TorchDispatchMode):
-    """Counts the operators that compute, the casts among them, and those casts that are of *weights*."""
-
-    def __init__(self, weights: list[Tensor]) -> None:
-        super().__init__()
-        self._weights = {weight.data_ptr() for weight in weights}
-        self.operators = self.casts = self.weight_casts = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        is_view = any(returned.alias_info is not None for returned in func._schema.returns)
-        computes = not is_view or func in _CASTS or func._schema.is_mutable
-        self.operators += computes and func is not torch.ops.aten._unsafe_view.default
-        if func in _CASTS:
-            self.casts += 1
-            self.weight_casts += args[0].data_ptr() in self._weights
-        return func(*args, **(kwargs or {}))
 
 
 class Attention(nn.Module):
+    """Self-attention whose queries, keys and values come from one projection or from three."""
+
     def __init__(self, width: int, heads: int, *, causal: bool, fused: bool) -> None:
         super().__init__()
         self.heads, self.causal = heads, causal
@@ -50,6 +31,7 @@ class Attention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
+        """A tensor like *x*, ``[batch, length, width]``."""
         parts = [each(x) for each in self.inputs]
         found = parts if len(parts) > 1 else parts[0].chunk(3, -1)
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in found)
@@ -59,6 +41,8 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
+    """One layer, normalised first."""
+
     def __init__(self, width: int, heads: int, *, causal: bool, fused: bool) -> None:
         super().__init__()
         self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
@@ -66,6 +50,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
+        """A tensor like *x*, ``[batch, length, width]``."""
         x = x + self.attention(self.norm_1(x))
         out: Tensor = x + self.down(F.gelu(self.up(self.norm_2(x))))
         return out
@@ -81,6 +66,7 @@ class GPT(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
 
     def forward(self, tokens: Tensor, places: Tensor) -> Tensor:
+        """Scores ``[batch, length, words]`` of *tokens* at *places*."""
         x = self.words(tokens) + self.places(places)
         for block in self.blocks:
             x = block(x)
@@ -100,6 +86,7 @@ class ViT(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 10)
 
     def forward(self, images: Tensor) -> Tensor:
+        """Scores ``[batch, 10]`` of *images* ``[batch, 3, 32, 32]``."""
         x = self.patches(images).flatten(2).transpose(1, 2)
         x = torch.cat([self.first.expand(x.shape[0], -1, -1), x], 1) + self.places
         for block in self.blocks:
@@ -118,6 +105,7 @@ class UnrolledLSTM(nn.Module):
         self.head = nn.Linear(width, 10)
 
     def forward(self, sequence: Tensor) -> Tensor:
+        """Scores ``[batch, 10]`` of *sequence* ``[32, batch, width]``."""
         h = c = sequence.new_zeros(sequence.shape[1], self.width)
         for step in sequence.unbind(0):
             i, f, g, o = (self.x(step) + self.h(h)).chunk(4, 1)
@@ -144,7 +132,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...], int, int]] 
 
 
 def _count(model: nn.Module, call: Callable[[], Tensor]) -> tuple[Tensor, Counts]:
-    with Counts([*model.parameters()]) as counts:
+    with Counts(model.parameters()) as counts:
         result = call()
     return result, counts
 

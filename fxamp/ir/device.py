@@ -22,7 +22,7 @@ from fxamp.errors import ArgumentError
 __all__ = ["DEVICES", "LAUNCH", "Device", "measure"]
 
 LAUNCH = 4e-6
-"""Seconds from one kernel to the next in eager PyTorch when the GPU waits for the host; assumed, for all GPUs."""
+"""Seconds from one kernel to the next in eager PyTorch where the GPU waits for the host; assumed for all."""
 
 
 @dataclass(frozen=True)

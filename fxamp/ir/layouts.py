@@ -94,7 +94,7 @@ def _is_dense(shape: Sequence[Size], strides: Sequence[Size], steps: Sequence[in
 def _is_dense_beside_ties(shape: Sequence[Size], strides: Sequence[Size], steps: Sequence[int]) -> bool:
     """Whether each stride is the size of what lies inside it, in any order (equal examples tie)."""
     left = [index for index in range(len(shape)) if shape[index] != 1]
-    if len(set(steps[index] for index in left)) == len(left):
+    if len({steps[index] for index in left}) == len(left):
         return False
     reach: Size = 1
     while left:

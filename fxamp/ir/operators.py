@@ -89,7 +89,7 @@ def is_to_dtype(node: Node) -> bool:
 
 
 def is_plain_cast(node: Node) -> bool:
-    """Whether *node* is ``x.to(dtype)`` of an ``x`` that has another floating dtype: no layout, no copy asked for."""
+    """Whether *node* is ``x.to(dtype)`` of a floating ``x`` of another dtype, no copy or layout asked for."""
     if not is_to_dtype(node) or len(node.args) != 2 or node.kwargs:
         return False
     source, fact = fact_of_node(node.args[0]), fact_of_node(node)

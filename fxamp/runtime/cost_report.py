@@ -66,7 +66,7 @@ class CostReport:
         def pays(value: int) -> bool:
             return self.speedup(device, **{size: value, **others}) >= 1
 
-        tried = [2**power for power in range(_LARGEST.bit_length())]
+        tried: list[int] = [2**power for power in range(_LARGEST.bit_length())]
         losing = [value for value in tried if not pays(value)]
         if not losing:
             return 1

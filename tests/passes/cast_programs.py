@@ -149,7 +149,7 @@ OPERATORS: Mapping[str, Callable[[Model, Tensor, Tensor], Tensor]] = MappingProx
     "expand": lambda m, a, b: a[:1].expand(8, 32),
     "repeat": lambda m, a, b: a[:2].repeat(4, 1),
     "halves": lambda m, a, b: torch.cat(a.chunk(2, 0)[::-1]),
-    "unbound": lambda m, a, b: torch.stack([piece for piece in a.unbind(0)][1:]),
+    "unbound": lambda m, a, b: torch.stack(list(a.unbind(0))[1:]),
     "filled": lambda m, a, b: a.masked_fill(b > 0, 0.0),
     "filled_tenth": lambda m, a, b: a.masked_fill(b > 0, 0.1),
     "filled_high": lambda m, a, b: a.float().masked_fill(b > 0, 0.1)[2:4] * 1.5,

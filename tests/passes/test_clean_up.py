@@ -48,7 +48,7 @@ def test_all_passes_together_keep_the_bits(program: CastProgram) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", (*PASSES, CleanUp), ids=lambda kind: getattr(kind, "name", "all"))
+@pytest.mark.parametrize("kind", [*PASSES, CleanUp], ids=lambda kind: getattr(kind, "name", "all"))
 @settings(max_examples=_EXAMPLES, deadline=None, suppress_health_check=_CHECKS, print_blob=True)
 @given(program=cast_programs())
 def test_a_pass_keeps_the_bits_of_many_programs(kind: type[CleanUp], program: CastProgram) -> None:
@@ -164,4 +164,4 @@ def test_a_pass_without_one_of_its_conditions_would_be_found_out(mutant: Mutant)
     )
     programs = cast_programs(mutant.names.split(), mutant.modes)
     found = find(programs, is_wrong, settings=search)
-    assert not differ(found, only(kind))  # type: ignore[arg-type]
+    assert not differ(found, only(kind))
