@@ -37,6 +37,7 @@ __all__ = [
     "all_placements",
     "cheapest",
     "find_regions",
+    "is_beside_movement",
     "price_of_present",
 ]
 
@@ -269,7 +270,7 @@ class _Finder:
             and _dtype_of(source.meta["fact"]) is self.rules.high  # type: ignore[union-attr]
             and _dtype_of(node.meta["fact"]) is self.rules.low
             and not node.meta.get("kept")
-            and _is_beside_movement(node)
+            and is_beside_movement(node)
             and self.values[source].castable  # type: ignore[index]
             and self.rules.memory.is_private(node)
             and self.rules.may_touch(node)
@@ -323,7 +324,7 @@ class _Finder:
         ]
 
 
-def _is_beside_movement(cast: Node) -> bool:
+def is_beside_movement(cast: Node) -> bool:
     """Whether there is anywhere that *cast* could move to."""
     source = cast.args[0]
     assert isinstance(source, Node)

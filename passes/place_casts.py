@@ -31,8 +31,10 @@ from fxamp.passes.cast_regions import (
     Value,
     cheapest,
     find_regions,
+    is_beside_movement,
     price_of_present,
 )
+from fxamp.passes.classify import Decision
 from fxamp.passes.clean_up import CleanUp, takes_part_in_gradient
 from fxamp.passes.movements import is_exact_in, moved_inputs
 
@@ -54,7 +56,7 @@ class PlaceCasts(CleanUp):
     prices: Prices = field(default_factory=lambda: Prices(launch=2**15))
 
     def run(self, graph: Graph) -> bool:
-        casts = [node for node in graph.nodes if is_plain_cast(node) and not node.meta.get("kept")]
+        casts = [node for node in graph.nodes if is_plain_cast(node) and is_beside_movement(node)]
         pairs = dict.fromkeys((cast.args[0].meta["fact"].dtype, cast.meta["fact"].dtype) for cast in casts)
         changed = False
         for high, low in pairs:
@@ -90,12 +92,19 @@ class _Writer:
     region: Region
     placement: Placement
     lows: dict[Value, Node] = field(default_factory=dict)
+    order: dict[Value, int] = field(init=False)
+    decision: Decision | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.order = {value: index for index, value in enumerate(self.region.values)}
+        decisions = map(_decision, (cast for value in self.region.values for cast in value.casts))
+        self.decision = next((decision for decision in decisions if decision is not None), None)
 
     def write(self) -> None:
         """Put the placement in the place of what is there."""
-        members = [node for value in self.region.values for node in self._members(value)]
+        members = {node for value in self.region.values for node in self._members(value)}
         demands = {node: value for value in self.region.values for node in value.low_demands}
-        inside = {*members, *demands}
+        inside = members.union(demands)
         for node in [node for node in self.graph.nodes if node in inside]:
             if node in demands and not (demands[node].is_root and node is demands[node].node):
                 with self.graph.inserting_before(node):
@@ -116,20 +125,39 @@ class _Writer:
         return [*moved, *value.casts]
 
     def _low(self, value: Value, at: Node) -> Node:
-        """The value in low, for a use at the node *at*."""
-        if value not in self.lows:
-            if value not in self.placement.moved:
-                self.lows[value] = self._cast(self._high(value, at), value, at)
-            elif value.is_root:
-                self.lows[value] = value.node
-            else:
-                self.lows[value] = self._clone(value, [self._low(each, at) for each in value.parents])
+        """The value in low, for a use at the node *at*; what it is made of is written first."""
+        lows, highs = self._missing(value)
+        for each in sorted(lows | highs, key=self.order.__getitem__):
+            if each in highs:
+                each.high = self._clone(each, [self._there(parent.high) for parent in each.parents])
+            if each in lows:
+                self.lows[each] = self._made_low(each, at)
         return self.lows[value]
 
-    def _high(self, value: Value, at: Node) -> Node:
-        if value.high is None:
-            value.high = self._clone(value, [self._high(each, at) for each in value.parents])
-        return value.high
+    def _made_low(self, value: Value, at: Node) -> Node:
+        if value not in self.placement.moved:
+            return self._cast(self._there(value.high), value, at)
+        return value.node if value.is_root else self._clone(value, [self.lows[p] for p in value.parents])
+
+    def _missing(self, value: Value) -> tuple[set[Value], set[Value]]:
+        """The values that are still to be written in low, and those in high, for *value* in low."""
+        lows: set[Value] = set()
+        highs: set[Value] = set()
+        left = [(value, True)]
+        while left:
+            each, low = left.pop()
+            if (low and (each in self.lows or each in lows)) or (not low and (each.high or each in highs)):
+                continue
+            (lows if low else highs).add(each)
+            if low and each not in self.placement.moved:
+                left.append((each, False))
+            else:
+                left += [(parent, low) for parent in each.parents]
+        return lows, highs
+
+    def _there(self, node: Node | None) -> Node:
+        assert node is not None, "a value that is cast is there in high"
+        return node
 
     def _clone(self, value: Value, sources: list[Node]) -> Node:
         """The movement of *value*, of *sources* in the place of its own."""
@@ -150,15 +178,16 @@ class _Writer:
             where=at.meta.get("where"),
             fact=replace(fact.cast_to(self.region.low, grad=False)),
         )
-        decisions = [node.meta["inserted"] for node in self._casts_for(value) if "inserted" in node.meta]
-        if decisions:
-            cast.meta["inserted"] = decisions[0]
+        decision = next((d for d in map(_decision, value.casts) if d is not None), self.decision)
+        if decision is not None:
+            cast.meta["inserted"] = decision
         cast._rename(f"{value.node.name}_{self.region.low.abbr}")
         return cast
 
-    def _casts_for(self, value: Value) -> list[Node]:
-        """The casts that one of *value* stands for: its own, else any of the region."""
-        return value.casts or [cast for each in self.region.values for cast in each.casts]
+
+def _decision(cast: Node) -> Decision | None:
+    """What *cast* carries out; ``None`` for one that the model makes itself."""
+    return cast.meta.get("inserted")
 
 
 def _any_dtype(facts: Facts) -> torch.dtype:
