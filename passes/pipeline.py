@@ -15,6 +15,7 @@ from fxamp.passes.flatten_regions import FlattenRegions
 from fxamp.passes.fold_cast_chains import FoldCastChains
 from fxamp.passes.fold_noop_casts import FoldNoopCasts
 from fxamp.passes.insert_casts import InsertCasts
+from fxamp.passes.join_slice_casts import JoinSliceCasts
 from fxamp.passes.keep_reentrant import KeepReentrant
 from fxamp.passes.place_casts import PlaceCasts
 from fxamp.passes.propagate_dtypes import PropagateDtypes
@@ -43,6 +44,7 @@ def build_pipeline(captured: Captured, policy: Policy) -> tuple[Pass, ...]:
         KeepReentrant(),
         FoldNoopCasts(),
         PlaceCasts(level),
+        JoinSliceCasts(level),
         FoldCastChains(level),
         RemoveSandwiches(level),
         ShareCasts(level),

@@ -96,18 +96,18 @@ class ViT(nn.Module):
 
 
 class UnrolledLSTM(nn.Module):
-    """A cell that Python runs over 32 steps of a sequence, time first."""
+    """A cell that Python runs over 32 steps of a sequence, time first or batch first."""
 
-    def __init__(self, width: int = 32) -> None:
+    def __init__(self, width: int = 32, time: int = 0) -> None:
         super().__init__()
-        self.width = width
+        self.width, self.time = width, time
         self.x, self.h = nn.Linear(width, 4 * width), nn.Linear(width, 4 * width, bias=False)
         self.head = nn.Linear(width, 10)
 
     def forward(self, sequence: Tensor) -> Tensor:
         """Scores ``[batch, 10]`` of *sequence* ``[32, batch, width]``."""
-        h = c = sequence.new_zeros(sequence.shape[1], self.width)
-        for step in sequence.unbind(0):
+        h = c = sequence.new_zeros(sequence.shape[1 - self.time], self.width)
+        for step in sequence.unbind(self.time):
             i, f, g, o = (self.x(step) + self.h(h)).chunk(4, 1)
             c = f.sigmoid() * c + i.sigmoid() * g.tanh()
             h = o.sigmoid() * c.tanh()
@@ -127,6 +127,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...], int, int]] 
     "GPT": (GPT, (torch.randint(0, 64, (2, 8)), torch.arange(8)), 25, 174),
     "ViT": (ViT, (torch.randn(2, 3, 32, 32),), 15, 80),
     "unrolled LSTM": (UnrolledLSTM, (torch.randn(32, 4, 32),), 34, 423),
+    "unrolled LSTM, batch first": (lambda: UnrolledLSTM(time=1), (torch.randn(4, 32, 32),), 34, 424),
     "resnet18": (resnet18, (torch.randn(1, 3, 32, 32),), 1, 89),
 }
 

@@ -23,8 +23,8 @@ from torch.fx import Graph, GraphModule, Node
 
 from fxamp.ir.blocks import is_source
 from fxamp.ir.device import Device
-from fxamp.ir.facts import Fact
-from fxamp.ir.operators import is_inplace, is_plain_cast, operator_name
+from fxamp.ir.facts import Fact, fact_of_node
+from fxamp.ir.operators import is_inplace, is_to_dtype, operator_name
 from fxamp.ir.regions import run_in_region
 
 __all__ = ["Cost", "Step", "cost_of", "note_sizes"]
@@ -207,7 +207,7 @@ class _Counter:
         }
         if _short(node) in _READS_WHAT_IT_GIVES and node.args and isinstance(node.args[0], Node):
             read[node.args[0]] = written
-        cast = is_plain_cast(node) or "inserted" in node.meta
+        cast = _is_cast(node)
         weights = sum(size for given, size in read.items() if _is_weight(given))
         if _is_write_only(node):
             read = {}
@@ -268,13 +268,20 @@ _INNER = {
 }
 
 
+def _is_cast(node: Node) -> bool:
+    source, fact = fact_of_node(node.args[0]) if node.args else None, fact_of_node(node)
+    return is_to_dtype(node) and source is not None and fact is not None and source.dtype is not fact.dtype
+
+
 def _is_view(node: Node) -> bool:
+    if _is_cast(node):
+        return False
     if "moves_nothing" in node.meta:
         return bool(node.meta["moves_nothing"])
     if node.target is operator.getitem:
         return True
     target = node.target
-    if not isinstance(target, OpOverload) or is_inplace(target) or is_plain_cast(node):
+    if not isinstance(target, OpOverload) or is_inplace(target):
         return False
     returned = target._schema.returns
     return bool(returned) and all(each.alias_info is not None for each in returned)
@@ -286,7 +293,7 @@ def _is_write_only(node: Node) -> bool:
 
 def _is_weight(node: Node) -> bool:
     """Whether *node* is a parameter or buffer, a cast of one, or a view of either."""
-    while node.op == "call_function" and (is_plain_cast(node) or _is_view(node)):
+    while node.op == "call_function" and (_is_cast(node) or _is_view(node)):
         if not node.all_input_nodes:
             return False
         node = node.all_input_nodes[0]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import sympy
 import torch
@@ -70,14 +71,19 @@ class Layout:
         )
 
     @property
+    def is_contiguous(self) -> bool:
+        """Whether it is dense, and the strides go down from the first dimension to the last."""
+        return self.dense and all(
+            self.shape[index] == 1 or self.strides[index] == prod(self.shape[index + 1 :], start=1)
+            for index in range(len(self.shape))
+        )
+
+    @property
     def count(self) -> int | None:
         """How many elements it has in the example."""
         if self.example is None:
             return None
-        count = 1
-        for size in self.example:
-            count *= size
-        return count
+        return prod(self.example)
 
 
 def _is_dense(shape: Sequence[Size], strides: Sequence[Size], steps: Sequence[int]) -> bool:

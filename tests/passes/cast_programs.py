@@ -118,6 +118,16 @@ def _rows_between(m: Model, a: Tensor) -> Tensor:
     return torch.stack([first, m.second(a[1].float()), m.second(a[2].float())])
 
 
+def _columns_apart(m: Model, a: Tensor, *, write: bool) -> Tensor:
+    """Two of the four steps of *a* as ``[2 batches, 4 steps, 32]``, each through a layer."""
+    steps = a.float().reshape(2, 4, 32)
+    pieces = list(steps.unbind(1)) if write else [steps[:, index] for index in range(4)]
+    first = m.second(pieces[0])
+    if write and not steps.requires_grad:
+        steps.mul_(1.5)
+    return torch.cat([first, *(m.second(pieces[index]) for index in (1, 2, 1))])
+
+
 _DOUBLED = torch.tensor([0, 3, 3, 1, 7, 0, 2, 5])
 
 # fmt: off
@@ -163,6 +173,8 @@ OPERATORS: Mapping[str, Callable[[Model, Tensor, Tensor], Tensor]] = MappingProx
     "frozen_transposed": lambda m, a, b: a.float() @ m.frozen.t() + a.float() @ m.frozen.t(),
     "rows_apart": lambda m, a, b: torch.cat([m.first(row.float()) for row in a.split(4)]),
     "row_by_row": lambda m, a, b: torch.stack([m.second(a[i].float()) for i in range(3)]),
+    "column_by_column": lambda m, a, b: _columns_apart(m, a, write=False),
+    "columns_between": lambda m, a, b: _columns_apart(m, a, write=True),
     "three_uses": lambda m, a, b: (a @ a.t()) @ b + (a.t() @ a).mean() if a.dtype is b.dtype else a,
     # arithmetic
     "add": lambda m, a, b: a + b,
@@ -181,7 +193,7 @@ OPERATORS: Mapping[str, Callable[[Model, Tensor, Tensor], Tensor]] = MappingProx
     "rows_between": lambda m, a, b: _rows_between(m, a),
     "mul_": lambda m, a, b: _written(a).mul_(1.5),
     "row_": lambda m, a, b: (_written(a)[0].add_(1), a)[1],
-    "copy_": lambda m, a, b: _written(a).copy_(b),
+    "copy_": lambda m, a, b: _written(a).copy_(b.detach()),
     "buffer_": lambda m, a, b: m.buffer.add_(b.detach().float()),
 })
 # fmt: on

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from fxamp.ir.memory import Memory
 from fxamp.passes.base import Pass
 from fxamp.passes.clean_up import CleanUp, Level
 from fxamp.passes.fold_cast_chains import FoldCastChains
+from fxamp.passes.join_slice_casts import JoinSliceCasts
 from fxamp.passes.place_casts import PlaceCasts
 from fxamp.passes.remove_sandwiches import RemoveSandwiches
 from fxamp.passes.share_casts import ShareCasts
@@ -26,7 +28,7 @@ from tests.passes.cast_programs import CastProgram, cast_programs, differ
 
 _CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large]
 _EXAMPLES = int(os.environ.get("FXAMP_EXAMPLES", "1000"))
-PASSES = (ShareCasts, FoldCastChains, PlaceCasts, RemoveSandwiches)
+PASSES = (ShareCasts, FoldCastChains, PlaceCasts, JoinSliceCasts, RemoveSandwiches)
 
 
 def only(kind: type[CleanUp]) -> Callable[[CleanUp], Pass | None]:
@@ -106,6 +108,11 @@ class _PlaceThoughGradients(PlaceCasts):
         return True
 
 
+class _JoinThoughWritten(JoinSliceCasts):
+    def may_join(self, slices: Any, memory: Memory) -> bool:
+        return super().may_join(slices, _NoWrites(Graph()))
+
+
 class _PlaceThoughFilled(PlaceCasts):
     def may_fill(self, number: float, high: torch.dtype, low: torch.dtype) -> bool:
         return True
@@ -139,6 +146,7 @@ _MUTANTS = (
     Mutant(_PlaceThoughWritten, "rows_between row_by_row mul_"),
     Mutant(_PlaceThoughGradients, "gather row_by_row index_select to_bf16 to_f32 linear add", ("grad",)),
     Mutant(_PlaceThoughFilled, "filled_high to_bf16 scaled"),
+    Mutant(_JoinThoughWritten, "columns_between column_by_column"),
     Mutant(_RemoveThoughDifferent, "to_bf16 gelu_high plus_tenth_high"),
     Mutant(_RemoveThoughWritten, "to_bf16 silu_late"),
 )
