@@ -14,11 +14,13 @@ demands is the cheapest placement of all that are exact.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from math import prod
 from typing import Any
 
 import networkx as nx
+import sympy
 import torch
 from torch.fx import Graph, Node
 
@@ -38,6 +40,7 @@ __all__ = [
     "cheapest",
     "find_regions",
     "is_beside_movement",
+    "price_of",
     "price_of_present",
 ]
 
@@ -132,35 +135,39 @@ class Placement:
 
 @dataclass(frozen=True)
 class Prices:
-    """What a step costs, in bytes.
+    """What a step costs, in bytes moved; a kernel that is started counts as so many.
 
     Attributes:
         launch: How many bytes are moved in the time that it takes to start a kernel.
         line: Likewise for a line of flat code that starts no kernel (a view).
+        symbolic: Whether prices are SymPy expressions in the sizes; else they are those of the example.
     """
 
-    launch: int
+    launch: int = 2**15
     line: int = 1
+    symbolic: bool = False
 
-    def of_cast(self, value: Value, high: torch.dtype, low: torch.dtype) -> int:
+    def of_cast(self, value: Value, high: torch.dtype, low: torch.dtype) -> Any:
         """A cast of *value*."""
         if value.free:
             return 0
-        return self.launch + _count(value) * (high.itemsize + low.itemsize)
+        return self.launch + self._count(value) * (high.itemsize + low.itemsize)
 
-    def of_move(self, value: Value, dtype: torch.dtype) -> int:
+    def of_move(self, value: Value, dtype: torch.dtype) -> Any:
         """The movement that gives *value*, in *dtype*."""
         if value.is_root:
             return 0
         if _is_view(value.node):
             return self.line
-        return self.launch + _count(value) * 2 * dtype.itemsize
+        return self.launch + self._count(value) * 2 * dtype.itemsize
 
-
-def _count(value: Value) -> int:
-    layout = layout_of(value.node)
-    count = layout.count if layout is not None else None
-    return _UNKNOWN_COUNT if count is None else count
+    def _count(self, value: Value) -> Any:
+        layout = layout_of(value.node)
+        if layout is None:
+            return _UNKNOWN_COUNT
+        if self.symbolic:
+            return prod(layout.shape, start=sympy.Integer(1))
+        return _UNKNOWN_COUNT if layout.count is None else layout.count
 
 
 def _is_view(node: Node) -> bool:
@@ -344,7 +351,7 @@ def _dtype_of(facts: Facts) -> torch.dtype | None:
 # --- deciding ---------------------------------------------------------------------------------------
 
 
-def price_of_present(region: Region, prices: Prices) -> int:
+def price_of_present(region: Region, prices: Prices) -> Any:
     """What the placement costs that is in the graph."""
     total = 0
     for value in region.values:
@@ -353,6 +360,20 @@ def price_of_present(region: Region, prices: Prices) -> int:
             total += prices.of_move(value, region.high)
         if value.moved_low is not None:
             total += prices.of_move(value, region.low)
+    return total
+
+
+def price_of(region: Region, placement: Placement, prices: Prices) -> Any:
+    """What *placement* costs."""
+    high = region.needed_high()
+    total = sum(prices.of_move(value, region.high) for value in high)
+    for value in region.needed_low():
+        if value in placement.moved:
+            total += prices.of_move(value, region.low)
+        elif value not in high:
+            total += prices.of_move(value, region.high)
+        if value in placement.cast:
+            total += prices.of_cast(value, region.high, region.low)
     return total
 
 
@@ -399,17 +420,14 @@ def _network(region: Region, prices: Prices) -> tuple[Any, int]:
 
 def all_placements(region: Region, prices: Prices) -> Iterable[Placement]:
     """Every exact placement, for small regions, by trying all."""
-    high, low = region.needed_high(), [v for v in region.values if v in region.needed_low()]
+    high, needed = region.needed_high(), region.needed_low()
+    low = [value for value in region.values if value in needed]
     for code in range(3 ** len(low)):
         state = {value: code // 3**index % 3 for index, value in enumerate(low)}  # high, cast, moved
         if all(_is_possible(value, state, high) for value in low):
-            total = sum(prices.of_move(value, region.high) for value in high)
-            for value, how in state.items():
-                total += prices.of_cast(value, region.high, region.low) if how == 1 else 0
-                total += prices.of_move(value, region.low) if how == 2 else 0
-                total += prices.of_move(value, region.high) if how != 2 and value not in high else 0
             cast = frozenset(value for value, how in state.items() if how == 1)
-            yield Placement(cast, frozenset(v for v, how in state.items() if how == 2), total)
+            found = Placement(cast, frozenset(value for value, how in state.items() if how == 2), 0)
+            yield replace(found, price=price_of(region, found, prices))
 
 
 def _is_possible(value: Value, state: dict[Value, int], high: set[Value]) -> bool:

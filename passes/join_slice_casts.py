@@ -63,7 +63,7 @@ class JoinSliceCasts(CleanUp):
 
     name: ClassVar[str] = "join-slice-casts"
     condition: ClassVar[str] = "each slice is in one piece as before, and nobody writes"
-    prices: Prices = field(default_factory=lambda: Prices(launch=2**15))
+    prices: Prices = field(default_factory=Prices)
 
     def run(self, graph: Graph) -> bool:
         groups: dict[Any, list[_Slice]] = {}

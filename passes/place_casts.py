@@ -48,12 +48,12 @@ class PlaceCasts(CleanUp):
     """No other exact placement of the casts around movement is cheaper.
 
     Attributes:
-        prices: What casts and movements cost.
+        prices: What casts and movements cost; the sizes are those of the example that was captured.
     """
 
     name: ClassVar[str] = "place-casts"
     condition: ClassVar[str] = "only movement in between, the same strides, and nobody writes"
-    prices: Prices = field(default_factory=lambda: Prices(launch=2**15))
+    prices: Prices = field(default_factory=Prices)
 
     def run(self, graph: Graph) -> bool:
         casts = [node for node in graph.nodes if is_plain_cast(node) and is_beside_movement(node)]

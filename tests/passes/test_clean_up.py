@@ -14,17 +14,19 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, find, given, settings
+from torch import nn
 from torch.fx import Graph, Node
 
 from fxamp.ir.memory import Memory
 from fxamp.passes.base import Pass
-from fxamp.passes.clean_up import CleanUp, Level
+from fxamp.passes.clean_up import CleanUp, Level, level_for
 from fxamp.passes.fold_cast_chains import FoldCastChains
 from fxamp.passes.join_slice_casts import JoinSliceCasts
 from fxamp.passes.place_casts import PlaceCasts
 from fxamp.passes.remove_sandwiches import RemoveSandwiches
 from fxamp.passes.share_casts import ShareCasts
-from tests.passes.cast_programs import CastProgram, cast_programs, differ
+from tests.passes.cast_programs import CastProgram, Model, cast_programs, differ
+from tests.passes.checks import captured, prepared
 
 _CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large]
 _EXAMPLES = int(os.environ.get("FXAMP_EXAMPLES", "1000"))
@@ -47,6 +49,36 @@ def test_a_pass_keeps_the_bits(kind: type[CleanUp], program: CastProgram) -> Non
 @given(program=cast_programs())
 def test_all_passes_together_keep_the_bits(program: CastProgram) -> None:
     assert differ(program, lambda step: step) == []
+
+
+@pytest.mark.parametrize("kind", PASSES, ids=lambda kind: kind.name)
+@settings(max_examples=25, derandomize=True, deadline=None, suppress_health_check=_CHECKS, database=None)
+@given(program=cast_programs(modes=("no_grad",)))
+def test_running_a_pass_twice_is_running_it_once(kind: type[CleanUp], program: CastProgram) -> None:
+    x = torch.randn(8, 32)
+    try:
+        with torch.no_grad():
+            ready = prepared(kind, Model(program), x, x.clone(), x.bfloat16())
+    except Exception:  # noqa: BLE001  eager raises as well
+        return
+    ready.step(ready.module)
+    ready.module.graph.lint()
+    assert not ready.step(ready.module)
+
+
+def test_a_program_that_records_gradients_gets_passes_that_are_exact_for_training() -> None:
+    model, x = nn.Linear(4, 4), torch.ones(2, 4)
+
+    def level() -> Level:
+        return level_for([captured(model, x).graph])
+
+    assert level() is Level.TRAINING_EXACT
+    with torch.no_grad():
+        assert level() is Level.INFERENCE_EXACT
+    with torch.inference_mode():
+        assert level() is Level.INFERENCE_EXACT
+    model.requires_grad_(requires_grad=False)
+    assert level() is Level.INFERENCE_EXACT
 
 
 @pytest.mark.slow

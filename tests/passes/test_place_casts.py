@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-import torch
-from hypothesis import HealthCheck, given, settings
-from torch import Tensor
+from collections.abc import Iterator
+from itertools import permutations
+from math import prod
 
-from fxamp.passes.cast_regions import Prices, all_placements, cheapest, price_of_present
+import torch
+from hypothesis import HealthCheck, event, given, settings
+from torch import Tensor, nn
+
+from fxamp.capture.symbols import Sizes
+from fxamp.passes import build_pipeline
+from fxamp.passes.cast_regions import (
+    Prices,
+    Region,
+    all_placements,
+    cheapest,
+    price_of,
+    price_of_present,
+)
+from fxamp.passes.clean_up import Level
 from fxamp.passes.place_casts import PlaceCasts
+from fxamp.runtime.program import _graph_module
 from tests.passes.cast_programs import CastProgram, Model, cast_programs
-from tests.passes.checks import check, prepared
+from tests.passes.checks import CPU, Prepared, captured, check, prepared
 
 ROWS = torch.ones(2, 4, 32)
 
@@ -105,28 +120,57 @@ def test_a_slice_that_begins_at_an_odd_place_keeps_its_cast() -> None:
     assert not ready.step(ready.module)
 
 
+def _regions(ready: Prepared) -> Iterator[Region]:
+    dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    for high, low in permutations(dtypes, 2):
+        assert isinstance(ready.step, PlaceCasts)
+        yield from ready.step.regions(ready.module.graph, high, low)
+
+
+def test_the_price_of_a_placement_is_an_expression_in_the_sizes_too() -> None:
+    def program(x: Tensor) -> Tensor:
+        return torch.mm(x.flatten(1), x.flatten(1).t())
+
+    recorded = captured(program, torch.ones(6, 2, 8), sizes=Sizes.LEADING)
+    module = _graph_module(recorded.graph, recorded.sources, nn.Module())
+    for step in build_pipeline(recorded, CPU):
+        if isinstance(step, PlaceCasts):
+            break
+        step(module)
+    (region,) = PlaceCasts(Level.INFERENCE_EXACT).regions(module.graph, torch.float32, torch.bfloat16)
+    best = cheapest(region, Prices())
+    price = price_of(region, best, Prices(symbolic=True))
+    x = module.graph.find_nodes(op="placeholder")[0].meta["layout"]
+    sizes = dict(zip(x.shape, x.example, strict=True))
+    assert price.free_symbols == {size for size in x.shape if not isinstance(size, int)} != set()
+    assert price - 2**15 - 6 * prod(x.shape) == 3  # one cast of all of it, and three views
+    assert price.subs(sizes) == best.price
+
+
+_MOVING = """
+    to_bf16 to_f32 rows row transpose packed cat_self stack gather index_select flip expand halves unbound
+    filled linear_as_it_is row_by_row rows_apart frozen_transposed filled_high scaled
+"""
+
+
 @settings(
-    max_examples=60, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck), database=None
+    max_examples=120, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck), database=None
 )
-@given(program=cast_programs(modes=("no_grad",)))
+@given(program=cast_programs(_MOVING.split(), ("no_grad",)))
 def test_no_exact_placement_of_a_small_region_is_cheaper(program: CastProgram) -> None:
     x = torch.randn(8, 32)
+    model = Model(program).requires_grad_(requires_grad=False)
     try:
         with torch.no_grad():
-            ready = prepared(
-                PlaceCasts, Model(program).requires_grad_(requires_grad=False), x, x.clone(), x.bfloat16()
-            )
+            ready = prepared(PlaceCasts, model, x, x.clone(), x.bfloat16())
     except Exception:  # noqa: BLE001  eager raises as well
         return
-    step = ready.step
-    assert isinstance(step, PlaceCasts)
-    dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-    for high, low in [(high, low) for high in dtypes for low in dtypes if high is not low]:
-        for region in step.regions(ready.module.graph, high, low):
-            for prices in (step.prices, Prices(launch=0), Prices(launch=2**10, line=2**8)):
-                best = cheapest(region, prices)
-                assert best.price <= price_of_present(region, prices)
-                if len(region.needed_low()) <= 8:
-                    found = list(all_placements(region, prices))
-                    assert best.price == min(each.price for each in found)
-                    assert best in found
+    for region in _regions(ready):
+        for prices in (Prices(), Prices(launch=0), Prices(launch=2**10, line=2**8)):
+            best = cheapest(region, prices)
+            assert best.price == price_of(region, best, prices) <= price_of_present(region, prices)
+            if len(region.needed_low()) <= 8:
+                placements = list(all_placements(region, prices))
+                event(f"{min(len(placements), 20)} exact placements")
+                assert best in placements
+                assert best.price == min(each.price for each in placements)
