@@ -3,7 +3,7 @@
 Each operator is one step.  It reads each tensor that it is given once and writes its results once; a view
 does neither, and starts no kernel; a gather reads as much as it gives.  Matrix products, convolutions and
 attention have floating point operations besides.  What an operator does inside (workspaces, several
-kernels) is not seen, so these are the figures of a good implementation.
+kernels) is not seen, so these are the figures of a good implementation; nor is the backward pass.
 
 The comparison is a float32 run of the same graph: no cast of autocast, and float32 where it made values low.
 """
@@ -21,7 +21,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
-from fxamp.ir.blocks import is_source
+from fxamp.ir.blocks import Checkpointed, is_source
 from fxamp.ir.device import Device
 from fxamp.ir.facts import Fact, fact_of_node
 from fxamp.ir.operators import is_inplace, is_to_dtype, operator_name
@@ -185,17 +185,23 @@ def cost_of(
         for index, size in enumerate(fact.shape if isinstance(fact, Fact) else ()):
             if isinstance(size, sympy.Symbol) and size not in names:
                 names[size] = sympy.Symbol(f"{node.name}_{index}", integer=True, positive=True)
-    counter = _Counter(low, names)
+    counter = _Counter(module, low, names)
     return Cost(tuple(step for node in module.graph.nodes for step in counter.steps(node)))
 
 
 @dataclass(frozen=True)
 class _Counter:
+    module: GraphModule
     low: torch.dtype | None
     names: Mapping[Any, Any]
+    inputs: frozenset[Node] = frozenset()
+    """Inputs of a block that are weights outside of it."""
 
     def steps(self, node: Node) -> Iterator[Step]:
         """The kernels of *node*: one or none."""
+        if isinstance(node.target, Checkpointed):
+            yield from self._inside(node, node.target)
+            return
         if node.op != "call_function" or node.meta.get("fact") is None or _is_view(node):
             return
         if self.low is not None and "inserted" in node.meta:
@@ -208,18 +214,41 @@ class _Counter:
         if _short(node) in _READS_WHAT_IT_GIVES and node.args and isinstance(node.args[0], Node):
             read[node.args[0]] = written
         cast = _is_cast(node)
-        weights = sum(size for given, size in read.items() if _is_weight(given))
+        weights = sum(size for given, size in read.items() if self._is_weight(given))
         if _is_write_only(node):
             read = {}
         yield Step(
             name=_short(node),
             dtype=self._dtype(results[0]) if results else torch.float32,
             weights=sympy.sympify(weights),
-            activations=sympy.sympify(sum(s for given, s in read.items() if not _is_weight(given)) + written),
+            activations=sympy.sympify(
+                sum(s for given, s in read.items() if not self._is_weight(given)) + written
+            ),
             flops=sympy.sympify(self._flops(node, results)),
             cast=cast,
-            of_weight=cast and any(map(_is_weight, read)),
+            of_weight=cast and any(map(self._is_weight, read)),
         )
+
+    def _inside(self, node: Node, target: Checkpointed) -> Iterator[Step]:
+        """The kernels of a block in the forward pass."""
+        block, _, operands, closure = node.args
+        inner = getattr(self.module, str(block.target))  # type: ignore[union-attr]
+        given = [(*operands, *closure)[place] for place in target.first]  # type: ignore[misc]
+        inputs = zip(inner.graph.find_nodes(op="placeholder"), given, strict=True)
+        weights = frozenset(
+            own for own, outer in inputs if isinstance(outer, Node) and self._is_weight(outer)
+        )
+        counter = _Counter(inner, self.low, self.names, weights)
+        for each in inner.graph.nodes:
+            yield from counter.steps(each)
+
+    def _is_weight(self, node: Node) -> bool:
+        """Whether *node* is a parameter or buffer, a cast of one, or a view of either."""
+        while node.op == "call_function" and (_is_cast(node) or _is_view(node)):
+            if not node.all_input_nodes:
+                return False
+            node = node.all_input_nodes[0]
+        return is_source(node) or node in self.inputs
 
     def _dtype(self, fact: Fact) -> torch.dtype:
         return torch.float32 if fact.dtype is self.low else fact.dtype
@@ -289,15 +318,6 @@ def _is_view(node: Node) -> bool:
 
 def _is_write_only(node: Node) -> bool:
     return _short(node) in ("zero_", "fill_", "copy_")
-
-
-def _is_weight(node: Node) -> bool:
-    """Whether *node* is a parameter or buffer, a cast of one, or a view of either."""
-    while node.op == "call_function" and (_is_cast(node) or _is_view(node)):
-        if not node.all_input_nodes:
-            return False
-        node = node.all_input_nodes[0]
-    return is_source(node)
 
 
 def _short(node: Node) -> str:

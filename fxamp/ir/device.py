@@ -33,7 +33,8 @@ class Device:
         name: For people.
         bandwidth: Bytes a second between memory and kernels.
         launch: Seconds that a kernel takes at the least.
-        rates: For each dtype the floating point operations a second of matrix products in it.
+        rates: For each dtype the floating point operations a second of matrix products in it; a dtype that
+            is not there is multiplied at the rate of float32.
         source: Where the figures are from.
     """
 

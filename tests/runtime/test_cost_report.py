@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import fxamp
 from fxamp.errors import ArgumentError
@@ -94,6 +96,25 @@ def test_a_size_that_is_missing_or_unknown_is_named() -> None:
         _report().speedup(_device())
     with pytest.raises(ArgumentError, match="unknown: \\['batch'\\]"):
         _report().break_even(_device(), "batch", input_1_0=3)
+
+
+def test_the_inside_of_a_checkpoint_counts() -> None:
+    model = nn.Linear(4, 4, bias=False)
+
+    class Checkpointing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x: Tensor) -> Any:
+            return checkpoint(self.inner, x, use_reentrant=False)
+
+    amp = fxamp.convert(Checkpointing(), dtype=BF16)
+    amp(torch.randn(2, 4))
+    cost = amp.cost().mixed
+    assert [step.name for step in cost.steps] == ["to", "to", "linear"]
+    assert cost.weight_casts == 1
+    assert cost.symbols == ("x_0",)
 
 
 def test_nothing_captured_has_no_cost() -> None:
