@@ -30,6 +30,7 @@ from fxamp.ir.regions import run_in_region
 __all__ = ["Cost", "Step", "cost_of", "note_sizes"]
 
 _READS_WHAT_IT_GIVES = frozenset({"embedding", "index_select", "gather", "index", "take_along_dim"})
+_ONLY_WRITES = frozenset({"zero_", "fill_", "copy_"})  # to their first argument
 _MAY_COPY = frozenset({"reshape", "contiguous", "flatten", "reshape_as", "to", "type_as"})
 
 
@@ -213,20 +214,17 @@ class _Counter:
         }
         if _short(node) in _READS_WHAT_IT_GIVES and node.args and isinstance(node.args[0], Node):
             read[node.args[0]] = written
-        cast = _is_cast(node)
-        weights = sum(size for given, size in read.items() if self._is_weight(given))
-        if _is_write_only(node):
-            read = {}
+        if _short(node) in _ONLY_WRITES and isinstance(node.args[0], Node):
+            read.pop(node.args[0])
+        weights = {given: size for given, size in read.items() if self._is_weight(given)}
         yield Step(
             name=_short(node),
             dtype=self._dtype(results[0]) if results else torch.float32,
-            weights=sympy.sympify(weights),
-            activations=sympy.sympify(
-                sum(s for given, s in read.items() if not self._is_weight(given)) + written
-            ),
+            weights=sympy.sympify(sum(weights.values())),
+            activations=sympy.sympify(sum(s for given, s in read.items() if given not in weights) + written),
             flops=sympy.sympify(self._flops(node, results)),
-            cast=cast,
-            of_weight=cast and any(map(self._is_weight, read)),
+            cast=_is_cast(node),
+            of_weight=_is_cast(node) and bool(weights),
         )
 
     def _inside(self, node: Node, target: Checkpointed) -> Iterator[Step]:
@@ -235,10 +233,8 @@ class _Counter:
         inner = getattr(self.module, str(block.target))  # type: ignore[union-attr]
         given = [(*operands, *closure)[place] for place in target.first]  # type: ignore[misc]
         inputs = zip(inner.graph.find_nodes(op="placeholder"), given, strict=True)
-        weights = frozenset(
-            own for own, outer in inputs if isinstance(outer, Node) and self._is_weight(outer)
-        )
-        counter = _Counter(inner, self.low, self.names, weights)
+        weights = [own for own, outer in inputs if isinstance(outer, Node) and self._is_weight(outer)]
+        counter = _Counter(inner, self.low, self.names, frozenset(weights))
         for each in inner.graph.nodes:
             yield from counter.steps(each)
 
@@ -314,10 +310,6 @@ def _is_view(node: Node) -> bool:
         return False
     returned = target._schema.returns
     return bool(returned) and all(each.alias_info is not None for each in returned)
-
-
-def _is_write_only(node: Node) -> bool:
-    return _short(node) in ("zero_", "fill_", "copy_")
 
 
 def _short(node: Node) -> str:
