@@ -28,8 +28,8 @@ from fxamp.ir.facts import Fact
 from fxamp.ir.layouts import Layout, layout_of
 from fxamp.ir.memory import Memory
 from fxamp.ir.operators import TO_DTYPE, is_plain_cast
-from fxamp.passes.cast_regions import Prices
 from fxamp.passes.clean_up import CleanUp, takes_part_in_gradient
+from fxamp.passes.placements import Prices
 
 __all__ = ["JoinSliceCasts"]
 

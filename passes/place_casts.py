@@ -23,20 +23,11 @@ from torch.fx import Graph, Node
 from fxamp.ir.facts import Fact, Facts
 from fxamp.ir.memory import Memory
 from fxamp.ir.operators import TO_DTYPE, is_plain_cast
-from fxamp.passes.cast_regions import (
-    Placement,
-    Prices,
-    Region,
-    Rules,
-    Value,
-    cheapest,
-    find_regions,
-    is_beside_movement,
-    price_of_present,
-)
+from fxamp.passes.cast_regions import Region, Rules, Value, find_regions, is_beside_movement
 from fxamp.passes.classify import Decision
 from fxamp.passes.clean_up import CleanUp, takes_part_in_gradient
 from fxamp.passes.movements import is_exact_in, moved_inputs
+from fxamp.passes.placements import Placement, Prices, cheapest, price_of_present
 
 __all__ = ["PlaceCasts"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import permutations
 from math import prod
 
@@ -12,16 +13,10 @@ from torch import Tensor, nn
 
 from fxamp.capture.symbols import Sizes
 from fxamp.passes import build_pipeline
-from fxamp.passes.cast_regions import (
-    Prices,
-    Region,
-    all_placements,
-    cheapest,
-    price_of,
-    price_of_present,
-)
+from fxamp.passes.cast_regions import Region, Value
 from fxamp.passes.clean_up import Level
 from fxamp.passes.place_casts import PlaceCasts
+from fxamp.passes.placements import Placement, Prices, cheapest, price_of, price_of_present
 from fxamp.runtime.program import _graph_module
 from tests.passes.cast_programs import CastProgram, Model, cast_programs
 from tests.passes.checks import CPU, Prepared, captured, check, prepared
@@ -147,6 +142,31 @@ def test_the_price_of_a_placement_is_an_expression_in_the_sizes_too() -> None:
     assert price.subs(sizes) == best.price
 
 
+def _all_placements(region: Region, prices: Prices) -> Iterator[Placement]:
+    """Every exact placement of a small region, by trying all."""
+    high, needed = region.needed_high(), region.needed_low()
+    low = [value for value in region.values if value in needed]
+    for code in range(3 ** len(low)):
+        state = {value: code // 3**index % 3 for index, value in enumerate(low)}  # high, cast, moved
+        if all(_is_possible(value, state, high) for value in low):
+            cast = frozenset(value for value, how in state.items() if how == 1)
+            found = Placement(cast, frozenset(value for value, how in state.items() if how == 2), 0)
+            yield replace(found, price=price_of(region, found, prices))
+
+
+def _is_possible(value: Value, state: dict[Value, int], high: set[Value]) -> bool:
+    how = state[value]
+    if value.low_demands and how == 0:
+        return False
+    if how == 1 and not value.castable:
+        return False
+    if value.is_root:
+        return how != 2 if value.high is not None else how == 2
+    if how == 2:
+        return all(state[parent] != 0 for parent in value.parents)
+    return all(state[parent] != 2 or parent in high for parent in value.parents)
+
+
 _MOVING = """
     to_bf16 to_f32 rows row transpose packed cat_self stack gather index_select flip expand halves unbound
     filled linear_as_it_is row_by_row rows_apart frozen_transposed filled_high scaled
@@ -170,7 +190,7 @@ def test_no_exact_placement_of_a_small_region_is_cheaper(program: CastProgram) -
             best = cheapest(region, prices)
             assert best.price == price_of(region, best, prices) <= price_of_present(region, prices)
             if len(region.needed_low()) <= 8:
-                placements = list(all_placements(region, prices))
+                placements = list(_all_placements(region, prices))
                 event(f"{min(len(placements), 20)} exact placements")
                 assert best in placements
                 assert best.price == min(each.price for each in placements)
