@@ -130,7 +130,7 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """A tensor ``[batch, wider, height / stride, width / stride]``."""
-        h = self.norm_1(self.conv_1(x)).relu_()
+        h: Tensor = self.norm_1(self.conv_1(x)).relu_()
         h = self.norm_2(self.conv_2(h))
         h += self.shortcut(x)
         return h.relu_()
