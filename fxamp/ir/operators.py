@@ -12,12 +12,16 @@ from torch._ops import OpOverload
 from torch.fx import Node
 from torch.fx.node import Argument
 
+from fxamp.ir.facts import fact_of_node
+
 __all__ = [
     "TO_DTYPE",
+    "WRITES_UNSAID",
     "arguments_in_order",
     "is_composite",
     "is_impure",
     "is_inplace",
+    "is_plain_cast",
     "is_to_dtype",
     "operator_name",
     "set_argument",
@@ -28,7 +32,7 @@ __all__ = [
 TO_DTYPE = torch.ops.aten.to.dtype
 
 # They write to the running statistics that they are given, and their schemas do not say so.
-_WRITES_UNSAID = frozenset(
+WRITES_UNSAID = frozenset(
     {
         "aten::batch_norm",
         "aten::instance_norm",
@@ -76,7 +80,7 @@ def is_impure(node: Node) -> bool:
     if node.op != "call_function":
         return False
     if isinstance(node.target, OpOverload):
-        return is_inplace(node.target) or _is_random(node.target) or node.target.name() in _WRITES_UNSAID
+        return is_inplace(node.target) or _is_random(node.target) or node.target.name() in WRITES_UNSAID
     module = getattr(node.target, "__module__", "")
     return node.target is not operator.getitem and module not in ("_operator", "math", "torch")
 
@@ -84,6 +88,20 @@ def is_impure(node: Node) -> bool:
 def is_to_dtype(node: Node) -> bool:
     """Whether *node* is a cast and nothing else: ``x.to(dtype)``."""
     return node.op == "call_function" and node.target is TO_DTYPE
+
+
+def is_plain_cast(node: Node) -> bool:
+    """Whether *node* is ``x.to(dtype)`` of a floating ``x`` of another dtype, no copy or layout asked for."""
+    if not is_to_dtype(node) or len(node.args) != 2 or node.kwargs:
+        return False
+    source, fact = fact_of_node(node.args[0]), fact_of_node(node)
+    return (
+        source is not None
+        and fact is not None
+        and source.dtype is not fact.dtype
+        and source.dtype.is_floating_point
+        and fact.dtype.is_floating_point
+    )
 
 
 def arguments_in_order(node: Node) -> Iterator[tuple[torch.Argument, Argument]]:
@@ -120,7 +138,7 @@ def written_arguments(
 ) -> list[torch.Tensor]:
     """The tensors that a call of *target* writes to; of ``batch_norm`` the statistics that it updates."""
     schema = target._schema
-    unsaid = target.name() in _WRITES_UNSAID
+    unsaid = target.name() in WRITES_UNSAID
     if not schema.is_mutable and not unsaid:
         return []
     values = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | dict(kwargs)

@@ -17,6 +17,7 @@ from fxamp.errors import ArgumentError
 from fxamp.ir.regions import Region
 from fxamp.policy import Policy
 from fxamp.policy.plan import Plan
+from fxamp.runtime.cost_report import CostReport, cost_report
 from fxamp.runtime.grad_scaler import GradScaler
 from fxamp.runtime.methods import bound_to, signed_like
 from fxamp.runtime.planning import plan_of
@@ -133,6 +134,14 @@ class AmpModule(nn.Module):
         """
         programs = [program for runner in self._runner.tree() for program in runner.all_programs()]
         return plan_of(self._asked.policy, programs)
+
+    def cost(self) -> CostReport:
+        """What the call that was made last costs: casts, kernels and bytes, in symbolic sizes.
+
+        Raises:
+            LookupError: Nothing has been captured yet.
+        """
+        return cost_report(self._runner)
 
     @property
     def recapture_limit(self) -> int:

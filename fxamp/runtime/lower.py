@@ -132,7 +132,7 @@ class _Writer:
         if node.target in _ARITHMETIC and len(node.args) == 2:
             one, other = (self._text(arg) for arg in node.args)
             return f"({one} {_ARITHMETIC[node.target]} {other})"
-        if node.target is TO_DTYPE and "inserted" in node.meta:
+        if node.target is TO_DTYPE and "inserted" in node.meta and len(node.args) == 2:
             return self._cast(node)
         values = [self._text(arg) for arg in node.args]
         values += [f"{key}={self._text(value)}" for key, value in node.kwargs.items()]

@@ -22,6 +22,7 @@ from fxamp.capture.sources import Constant, Place, Source
 from fxamp.capture.structure import Spec, mutable_objects, set_contents, unflatten
 from fxamp.capture.symbols import Guard, Sizes, shape_guard
 from fxamp.ir.blocks import Checkpointed, is_source
+from fxamp.ir.cost import note_sizes
 from fxamp.ir.region_code import RegionCode, is_named
 from fxamp.passes import build_pipeline, run_passes
 from fxamp.passes.base import graphs_of
@@ -210,6 +211,7 @@ def build_program(
     slots = _slots(module.graph, captured.sources, root)
     code = lower(module.graph, keep if captured.blocks else keep_cast)
     operator = _operator(captured, root)
+    module.meta["sizes"] = dict(captured.env.replacements)
     _forget_fakes(module)
     module.recompile()
     return Program(
@@ -290,6 +292,7 @@ def _kept(captured: Captured, module: GraphModule, root: nn.Module) -> frozenset
 def _forget_fakes(module: GraphModule) -> None:
     """Drop the fake tensors and symbolic numbers that the passes worked on; facts say what is to be known."""
     for graph in graphs_of(module):
+        note_sizes(graph)
         for node in graph.nodes:
             node.meta.pop("val", None)
             node.meta.pop("number", None)

@@ -46,10 +46,9 @@ def test_a_line_is_an_operator_and_values_are_dropped_after_their_last_use() -> 
         def run(inputs, tensors):
             (x,) = inputs
             x_bf16 = x.bfloat16()
-            x_bf16_1 = x.bfloat16()
             del x
-            mm = mm_(x_bf16_1, x_bf16)
-            del x_bf16_1, x_bf16
+            mm = mm_(x_bf16, x_bf16)
+            del x_bf16
             exp = exp_(mm)
             del mm
             add = add_(exp, 1)
