@@ -8,6 +8,7 @@ from fxamp.api import convert
 from fxamp.errors import (
     ArgumentError,
     CaptureError,
+    FrozenError,
     FxampError,
     InvariantError,
     PolicyError,
@@ -15,6 +16,8 @@ from fxamp.errors import (
 )
 from fxamp.policy import CastPolicy, Policy
 from fxamp.runtime.amp_module import AmpModule
+from fxamp.runtime.freeze import freeze
+from fxamp.runtime.frozen_module import FrozenModule
 from fxamp.runtime.grad_scaler import GradScaler
 
 __all__ = [
@@ -22,6 +25,8 @@ __all__ = [
     "ArgumentError",
     "CaptureError",
     "CastPolicy",
+    "FrozenError",
+    "FrozenModule",
     "FxampError",
     "GradScaler",
     "InvariantError",
@@ -29,6 +34,7 @@ __all__ = [
     "PolicyError",
     "RecaptureWarning",
     "convert",
+    "freeze",
 ]
 
 __version__ = "0.1.0"

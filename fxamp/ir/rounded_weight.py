@@ -1,0 +1,72 @@
+"""A float32 weight of which only the low precision copy is left.
+
+Code that looks at such a weight sees the float32 tensor that the model was written for: its class, dtype, sizes,
+strides and device.  So a model is captured with it as with the weight itself.  There are no float32 values any
+more, so an operator that needs them raises instead of giving other bits; what is loaded into it is rounded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from fxamp.errors import FrozenError
+
+__all__ = ["RoundedWeight"]
+
+_ALIASES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
+
+
+class RoundedWeight(torch.Tensor):
+    """A float32 parameter that stores its values in *low*.
+
+    Args:
+        low: The rounded values, float16 or bfloat16, any shape.
+
+    Attributes:
+        low: The same tensor.
+
+    Raises:
+        FrozenError: Its float32 values are asked for.
+    """
+
+    low: torch.Tensor
+    _is_param = True  # what isinstance(weight, nn.Parameter) asks
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, low: torch.Tensor) -> RoundedWeight:
+        weight: RoundedWeight = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, low.shape, strides=low.stride(), dtype=torch.float32, device=low.device, requires_grad=False
+        )
+        weight.low = low
+        return weight
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Make an alias, or round what is copied into the weight; nothing else can be done with it."""
+        if func in _ALIASES:
+            return RoundedWeight(args[0].low)
+        if func is torch.ops.aten.copy_.default and not isinstance(args[1], RoundedWeight):
+            args[0].low.copy_(args[1].to(torch.float32))  # two roundings, as a float32 model would make
+            return args[0]
+        raise FrozenError(
+            f"{func.name()} needs a float32 weight of which a frozen module keeps only the low precision copy\n"
+            "  freeze again with an example that runs this code:  fxamp.freeze(amp, example_args)"
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RoundedWeight:
+        if id(self) not in memo:
+            memo[id(self)] = RoundedWeight(self.low.clone())
+        copied: RoundedWeight = memo[id(self)]
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return RoundedWeight, (self.low,)
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        return f"RoundedWeight({tuple(self.shape)}, stored as {self.low.dtype})"

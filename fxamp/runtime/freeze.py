@@ -1,0 +1,166 @@
+"""``freeze``: from a converted model to one that stores each weight in the precision it is used in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from fxamp.errors import ArgumentError, FrozenError
+from fxamp.ir.rounded_weight import RoundedWeight
+from fxamp.runtime.amp_module import AmpModule
+from fxamp.runtime.copy_tree import copy_tree
+from fxamp.runtime.frozen_module import FrozenModule
+from fxamp.runtime.rounding import Uses, uses_in
+from fxamp.runtime.runner import Runner
+from fxamp.runtime.undo import Undo
+
+__all__ = ["freeze"]
+
+
+def freeze(
+    amp: AmpModule,
+    example_args: Sequence[Any] | None = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    consume: bool = False,
+) -> FrozenModule:
+    """An inference-only copy of a converted model, whose weights are cast once and stored once.
+
+    A weight that calls only ever cast to one low precision dtype is stored in that dtype alone.  One that is used
+    in float32 too (an embedding that is tied to the head) is stored both ways, all others as they are.  Which
+    those are is read off the programs that *amp* has captured for inference, and off the example.
+
+    Args:
+        amp: A converted module.
+        example_args: Positional arguments of a typical call; not needed if *amp* was called already in evaluation
+            mode and without gradients.  A model that reads values of tensors, or runs eagerly in part, is run.
+        example_kwargs: Keyword arguments of it.
+        consume: Take the weights out of *amp* and its model, one by one, instead of copying them.  Both are of no
+            use afterwards: calling them raises.  The peak of memory is then that of the float32 model and its
+            smallest rounded weight; without, that of the float32 model and the frozen one.
+
+    Raises:
+        ArgumentError: *amp* is not a converted module, was never called for inference and there is no example,
+            or its model cannot be copied.
+        FrozenError: *amp* was consumed before.
+
+    Example:
+        >>> amp = fxamp.convert(nn.Linear(4, 2), dtype=torch.bfloat16)
+        >>> frozen = fxamp.freeze(amp, (torch.ones(3, 4),))
+        >>> frozen.state_dict()["weight"].dtype
+        torch.bfloat16
+    """
+    source = _source_of(amp)
+    runner: Runner = amp._runner
+    runners = [runner]
+    args, kwargs = tuple(example_args or ()), dict(example_kwargs or {})
+    has_example = example_args is not None or example_kwargs is not None
+    with torch.inference_mode(False), torch.no_grad():
+        if has_example:
+            runners.append(_drafted(source, runner, amp, args, kwargs))
+        uses = uses_in(runners)
+        if not uses.programs and not uses.eager:
+            raise ArgumentError(
+                "freeze does not know which weights are cast: the model has not been called for inference\n"
+                "  give an example:  fxamp.freeze(amp, example_args)\n"
+                "  or call it first:  amp.eval(); with torch.no_grad(): amp(...)"
+            )
+        del runners
+        tensors = (_moved if consume else _copied)(source, uses)
+        tree = copy_tree(source, tensors)
+        unfolded = [name for name, weight in source.named_parameters(remove_duplicate=False) if id(weight) in uses.eager]
+        if consume:
+            _consume(amp, source)
+        frozen = FrozenModule(tree.eval(), amp._options, frozenset(unfolded))
+    if has_example:
+        frozen.capture(*args, **kwargs)
+    return frozen
+
+
+def _source_of(amp: AmpModule) -> nn.Module:
+    if type(amp) is not AmpModule:
+        raise ArgumentError(f"freeze takes what fxamp.convert gives, not {type(amp).__name__}")
+    source = amp._source
+    if source is not amp._function:
+        raise ArgumentError("freeze takes a converted module, and this is a converted function")
+    if isinstance(amp._runner, _Consumed):
+        amp._runner.refuse()
+    if any(map(is_lazy, (*source.parameters(), *source.buffers()))):
+        raise ArgumentError("the model has parameters without a shape: call it once, then freeze")
+    assert isinstance(source, nn.Module)
+    return source
+
+
+def _drafted(
+    source: nn.Module, runner: Runner, amp: AmpModule, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Runner:
+    """A runner that has seen the example, on a copy of *source* with the same parameters but its own buffers."""
+    draft = copy_tree(source, {id(weight): weight for weight in source.parameters()}).eval()
+    runner = Runner(draft, "", runner.options)
+    runner.capture(args, kwargs, amp._region)
+    if runner.last is None:
+        undo = Undo()
+        for _ in range(2):  # the first run of an eager piece does not go into its children
+            runner(args, kwargs, amp._region)
+        undo.restore()
+    return runner
+
+
+def _copied(source: nn.Module, uses: Uses) -> dict[int, torch.Tensor]:
+    tensors: dict[int, torch.Tensor] = {}
+    for weight in source.parameters():
+        low = uses.low(weight)
+        stored = weight.detach().clone() if low is None else weight.detach().to(low)
+        tensors[id(weight)] = _stored(weight, stored, rounded=low is not None)
+    return tensors
+
+
+def _moved(source: nn.Module, uses: Uses) -> dict[int, torch.Tensor]:
+    """Small weights first: each one that is rounded makes room for the next."""
+    tensors: dict[int, torch.Tensor] = {id(buffer): buffer for buffer in source.buffers()}
+    for weight in sorted(source.parameters(), key=torch.Tensor.numel):
+        low = uses.low(weight)
+        stored = weight.detach() if low is None else weight.detach().to(low)
+        tensors[id(weight)] = _stored(weight, stored, rounded=low is not None)
+        weight.grad = None
+        weight.data = torch.empty(0, dtype=weight.dtype, device=weight.device)
+    return tensors
+
+
+def _stored(weight: torch.Tensor, stored: torch.Tensor, *, rounded: bool) -> torch.Tensor:
+    if rounded:
+        return RoundedWeight(stored)
+    if stored.is_inference():  # has no version
+        stored = stored.clone()
+    return nn.Parameter(stored, requires_grad=False)
+
+
+def _consume(amp: AmpModule, source: nn.Module) -> None:
+    consumed = _Consumed(type(source).__name__)
+    amp.__dict__["_runner"] = consumed
+    source.__dict__["forward"] = consumed
+
+
+class _Consumed:
+    """In the place of what a consumed model was run by."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Say where the weights have gone."""
+        raise FrozenError(
+            f"the weights of this {self._name} were moved to the frozen module: freeze(..., consume=True)\n"
+            "  call that, or freeze without consume=True, which copies them"
+        )
+
+    __call__ = capture = tree = allow = refuse
+
+    @property
+    def last(self) -> NoReturn:
+        """Likewise."""
+        self.refuse()
