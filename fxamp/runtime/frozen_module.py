@@ -65,11 +65,31 @@ class FrozenModule(nn.Module):
             FrozenError: An input requires grad while gradients are recorded, or the call needs a float32 weight
                 of which only the rounded copy is kept.
         """
+        if torch.compiler.is_compiling():
+            return self._trace(args, kwargs)
         if not torch.is_grad_enabled():
             return self._runner(args, kwargs, self._region)
         _refuse_gradients(args, kwargs)
         with torch.no_grad():
             return self._runner(args, kwargs, self._region)
+
+    def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What Dynamo sees: a program that is there already; else a call that it does not look into."""
+        device_type = self._region.device_type
+        for program in self._runner.traceables:
+            leaves = program.leaves(args, kwargs)
+            if leaves is None:
+                continue
+            if torch.is_autocast_enabled(device_type):
+                with torch.autocast(device_type, enabled=False), torch.no_grad():
+                    return program(leaves)
+            with torch.no_grad():
+                return program(leaves)
+        return self._call_untraced(args, kwargs)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _call_untraced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.forward(*args, **kwargs)
 
     def capture(self, *args: Any, **kwargs: Any) -> None:
         """Capture the program for a call without running it."""

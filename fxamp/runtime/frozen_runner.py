@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ from fxamp.capture.symbols import Sizes
 from fxamp.runtime.frozen_weights import FrozenWeights
 from fxamp.runtime.program import Program, build_program
 from fxamp.runtime.runner import Options, Runner
+from fxamp.runtime.traceable import Traceable, traceable
 from fxamp.runtime.watch import ModuleWatch, SealedWatch
 
 __all__ = ["FrozenRunner"]
@@ -28,6 +30,9 @@ class FrozenRunner(Runner):
         options: How the model was converted.
         weights: The rounded copies.
         parent: The runner of the eager piece that it is in.
+
+    Attributes:
+        traceables: The programs that Dynamo can trace through.
     """
 
     _surveys = False
@@ -41,6 +46,7 @@ class FrozenRunner(Runner):
         parent: Runner | None = None,
     ) -> None:
         self._weights = weights
+        self.traceables: list[Traceable] = []
         super().__init__(function, path, options, parent)
 
     def _new_watch(self) -> ModuleWatch | None:
@@ -52,3 +58,9 @@ class FrozenRunner(Runner):
 
     def _program(self, captured: Captured, sizes: Sizes, keep: Callable[..., torch.Tensor] | None) -> Program:
         return build_program(captured, self.function, self.options.policy, sizes, keep, self._weights)
+
+    def _keep(self, key: Any, program: Program) -> None:
+        super()._keep(key, program)
+        found = None if self.path else traceable(program, key)
+        if found is not None:
+            self.traceables = [found, *self.traceables]

@@ -126,6 +126,11 @@ class Program:
         """The parameters, buffers and constants, read now; ``None`` if the model is not as captured."""
         return self._watch.read() if self._attributes.hold() else None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether a call is one run of the code, and nothing else is to be done."""
+        return self.operator is None and not (self.changed or self.refers or self._write_back or self.scoped)
+
     def difference(self) -> str:
         """What about the model is not as captured, for people; ``""`` if it is."""
         return self._attributes.difference() or self._watch.difference()
