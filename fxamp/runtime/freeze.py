@@ -136,7 +136,7 @@ def _stored(weight: torch.Tensor, stored: torch.Tensor, *, rounded: bool) -> tor
         return RoundedWeight(stored)
     if stored.is_inference():  # has no version
         stored = stored.clone()
-    return nn.Parameter(stored, requires_grad=False)
+    return nn.Parameter(stored, weight.requires_grad)  # as it was: eager keeps the casts of those that do
 
 
 def _consume(amp: AmpModule, source: nn.Module) -> None:

@@ -247,7 +247,7 @@ def _applied(fn: Callable[..., Any], tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     if isinstance(tensor, RoundedWeight):
         return RoundedWeight(result)
-    return nn.Parameter(result, requires_grad=False) if isinstance(tensor, nn.Parameter) else result
+    return nn.Parameter(result, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else result
 
 
 def _refuse_gradients(args: Any, kwargs: Any) -> None:
