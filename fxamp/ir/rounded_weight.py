@@ -52,7 +52,7 @@ class RoundedWeight(torch.Tensor):
         if func in _ALIASES:
             return RoundedWeight(args[0].low)
         if func is torch.ops.aten.copy_.default and not isinstance(args[1], RoundedWeight):
-            args[0].low.copy_(args[1].to(torch.float32))  # two roundings, as a float32 model would make
+            args[0].low.copy_(args[1].to(torch.float32))  # by way of float32, as in the model
             return args[0]
         raise FrozenError(
             f"{func.name()} needs a float32 weight of which a frozen module keeps only the low precision copy\n"
