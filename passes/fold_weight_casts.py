@@ -1,8 +1,8 @@
 """Read the rounded copy of a weight instead of casting the weight, in a module whose weights do not change.
 
 The copy is the very cast, made once, so its uses get the same bits.  Casting follows data movement, too:
-``cast(view(weight))`` is ``view(cast(weight))`` where the view has all the elements of a dense piece of memory,
-so that both casts give the same strides.  No gradient reaches the weight any more: inference-exact.
+``cast(view(weight))`` is ``view(cast(weight))`` where the view has all the elements of a dense piece of
+memory, so that both casts give the same strides.  No gradient reaches the weight any more: inference-exact.
 """
 
 from __future__ import annotations

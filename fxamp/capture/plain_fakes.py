@@ -17,7 +17,10 @@ def fake_like(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
     rounded = isinstance(tensor, RoundedWeight)
     if rounded or _is_plain(tensor):
         shape, strides = tensor.shape, tensor.stride()
-        with in_kernel_invocation_manager(mode), torch.inference_mode(False) if rounded else nullcontext():
+        with (
+            in_kernel_invocation_manager(mode),
+            torch.inference_mode(mode=False) if rounded else nullcontext(),
+        ):
             meta = torch.empty_strided(shape, strides, dtype=tensor.dtype, device="meta")
         fake: torch.Tensor = FakeTensor(mode, meta, tensor.device)
     else:

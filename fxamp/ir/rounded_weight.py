@@ -1,8 +1,9 @@
 """A float32 weight of which only the low precision copy is left.
 
-Code that looks at such a weight sees the float32 tensor that the model was written for: its class, dtype, sizes,
-strides and device.  So a model is captured with it as with the weight itself.  There are no float32 values any
-more, so an operator that needs them raises instead of giving other bits; what is loaded into it is rounded.
+Code that looks at such a weight sees the float32 tensor that the model was written for: its class, dtype,
+sizes, strides and device.  So a model is captured with it as with the weight itself.  There are no float32
+values any more, so an operator that needs them raises instead of giving other bits; what is loaded is
+rounded.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ class RoundedWeight(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(cls, low: torch.Tensor) -> RoundedWeight:
-        weight: RoundedWeight = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+    def __new__(cls, low: torch.Tensor) -> RoundedWeight:  # noqa: D102, PYI034
+        weight: RoundedWeight = torch.Tensor._make_wrapper_subclass(
             cls, low.shape, strides=low.stride(), dtype=torch.float32, device=low.device, requires_grad=False
         )
         weight.low = low
         return weight
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Make an alias, or round what is copied into the weight; nothing else can be done with it."""
@@ -55,7 +56,7 @@ class RoundedWeight(torch.Tensor):
             args[0].low.copy_(args[1].to(torch.float32))  # by way of float32, as in the model
             return args[0]
         raise FrozenError(
-            f"{func.name()} needs a float32 weight of which a frozen module keeps only the low precision copy\n"
+            f"{func.name()} needs a float32 weight of which only the low precision copy is kept\n"
             "  freeze again with an example that runs this code:  fxamp.freeze(amp, example_args)"
         )
 
@@ -68,5 +69,5 @@ class RoundedWeight(torch.Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         return RoundedWeight, (self.low,)
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"RoundedWeight({tuple(self.shape)}, stored as {self.low.dtype})"

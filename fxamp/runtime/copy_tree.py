@@ -18,7 +18,8 @@ def copy_tree(root: nn.Module, tensors: Mapping[int, torch.Tensor]) -> nn.Module
 
     Args:
         root: A module; not changed.
-        tensors: By ``id`` of a tensor of *root*, what the copy holds instead: in parameters, buffers, lists, ...
+        tensors: By ``id`` of a tensor of *root*, what the copy holds instead: in parameters, buffers, lists,
+            ...
 
     Raises:
         ArgumentError: A module holds something that cannot be copied.

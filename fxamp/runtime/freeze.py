@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -30,25 +30,27 @@ def freeze(
 ) -> FrozenModule:
     """An inference-only copy of a converted model, whose weights are cast once and stored once.
 
-    A weight that calls only ever cast to one low precision dtype is stored in that dtype alone.  One that is used
-    in float32 too (an embedding that is tied to the head) is stored both ways, all others as they are.  Which
-    those are is read off the programs that *amp* has captured for inference, and off the example.
+    A weight that calls only ever cast to one low precision dtype is stored in that dtype alone.  One that is
+    used in float32 too (an embedding that is tied to the head) is stored both ways, all others as they are.
+    Which those are is read off the programs that *amp* has captured for inference, and off the example.
 
     Args:
         amp: A converted module.
-        example_args: Positional arguments of a typical call; not needed if *amp* was called already in evaluation
-            mode and without gradients.  A model that reads values of tensors, or runs eagerly in part, is run.
+        example_args: Positional arguments of a typical call; not needed if *amp* was called already in
+            evaluation mode and without gradients.  A model that reads values of tensors, or runs eagerly in
+            part, is run.
         example_kwargs: Keyword arguments of it.
-        consume: Take the weights out of *amp* and its model, one by one, instead of copying them.  Both are of no
-            use afterwards: calling them raises.  The peak of memory is then that of the float32 model and its
-            smallest rounded weight; without, that of the float32 model and the frozen one.
+        consume: Take the weights out of *amp* and its model, one by one, instead of copying them.  Both are
+            of no use afterwards: calling them raises.  The peak of memory is then that of the float32 model
+            and its smallest rounded weight; without, that of the float32 model and the frozen one.
 
     Raises:
-        ArgumentError: *amp* is not a converted module, was never called for inference and there is no example,
-            or its model cannot be copied.
+        ArgumentError: *amp* is not a converted module, was never called for inference and there is no
+            example, or its model cannot be copied.
         FrozenError: *amp* was consumed before.
 
     Example:
+        >>> import fxamp
         >>> amp = fxamp.convert(nn.Linear(4, 2), dtype=torch.bfloat16)
         >>> frozen = fxamp.freeze(amp, (torch.ones(3, 4),))
         >>> frozen.state_dict()["weight"].dtype
@@ -59,7 +61,7 @@ def freeze(
     runners = [runner]
     args, kwargs = tuple(example_args or ()), dict(example_kwargs or {})
     has_example = example_args is not None or example_kwargs is not None
-    with torch.inference_mode(False), torch.no_grad():
+    with torch.inference_mode(mode=False), torch.no_grad():
         if has_example:
             runners.append(_drafted(source, runner, amp, args, kwargs))
         uses = uses_in(runners)
@@ -72,7 +74,11 @@ def freeze(
         del runners
         tensors = (_moved if consume else _copied)(source, uses)
         tree = copy_tree(source, tensors)
-        unfolded = [name for name, weight in source.named_parameters(remove_duplicate=False) if id(weight) in uses.eager]
+        unfolded = [
+            name
+            for name, weight in source.named_parameters(remove_duplicate=False)
+            if id(weight) in uses.eager
+        ]
         if consume:
             _consume(amp, source)
         frozen = FrozenModule(tree.eval(), amp._options, frozenset(unfolded))
@@ -98,7 +104,7 @@ def _source_of(amp: AmpModule) -> nn.Module:
 def _drafted(
     source: nn.Module, runner: Runner, amp: AmpModule, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Runner:
-    """A runner that has seen the example, on a copy of *source* with the same parameters but its own buffers."""
+    """A runner that has seen the example, on a copy of *source* with the same parameters but own buffers."""
     draft = copy_tree(source, {id(weight): weight for weight in source.parameters()}).eval()
     runner = Runner(draft, "", runner.options)
     runner.capture(args, kwargs, amp._region)

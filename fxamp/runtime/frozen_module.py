@@ -1,4 +1,4 @@
-"""The frozen model: an inference-only ``nn.Module`` that stores each weight in the precision it is used in."""
+"""The frozen model: an inference-only module that stores each weight in the precision it is used in."""
 
 from __future__ import annotations
 
@@ -29,17 +29,25 @@ _NARROW = (torch.float16, torch.bfloat16)
 class FrozenModule(nn.Module):
     """What ``torch.autocast`` gives under ``torch.no_grad()``, with no weight cast in a call.
 
-    Made by :func:`fxamp.freeze`.  It stands alone: it shares nothing with the model that it was made from, and its
-    module tree is out of reach, so its weights change by ``load_state_dict`` and ``to(device)`` only.
+    Made by :func:`fxamp.freeze`.  It stands alone: it shares nothing with the model that it was made from,
+    and its module tree is out of reach, so its weights change by ``load_state_dict`` and ``to(device)``
+    only.
 
-    ``state_dict`` has the model's own names.  A weight that calls only ever round is there in its low precision
-    dtype; every other one in its own dtype.  ``load_state_dict`` takes such a dict or one of the float32 model,
-    whose weights it rounds.  A weight that is stored both ways is in the dict once, in float32; its rounded copy
-    is made anew when it is loaded.
+    ``state_dict`` has the model's own names.  A weight that calls only ever round is there in its low
+    precision dtype; every other one in its own dtype.  ``load_state_dict`` takes such a dict or one of the
+    float32 model, whose weights it rounds.  A weight that is stored both ways is in the dict once, in
+    float32; its rounded copy is made anew when it is loaded.
 
-    A call never records gradients: it is run as under ``torch.no_grad()`` (or in inference mode, where that is
-    on) whatever the mode.
+    A call never records gradients: it is run as under ``torch.no_grad()`` (or in inference mode, where that
+    is on) whatever the mode.
     """
+
+    _tree: nn.Module
+    _options: Options
+    _unfolded: frozenset[str]
+    _region: Region
+    _weights: FrozenWeights
+    _runner: FrozenRunner
 
     def __init__(self, tree: nn.Module, options: Options, unfolded: frozenset[str] = frozenset()) -> None:
         super().__init__()
@@ -59,11 +67,11 @@ class FrozenModule(nn.Module):
         self.__dict__["_runner"] = FrozenRunner(self._tree, "", self._options, weights)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What ``model(*args, **kwargs)`` gives under ``torch.autocast`` and ``torch.no_grad()``, bit for bit.
+        """What the model gives under ``torch.autocast`` and ``torch.no_grad()``, bit for bit.
 
         Raises:
-            FrozenError: An input requires grad while gradients are recorded, or the call needs a float32 weight
-                of which only the rounded copy is kept.
+            FrozenError: An input requires grad while gradients are recorded, or the call needs a float32
+                weight of which only the rounded copy is kept.
         """
         if torch.compiler.is_compiling():
             return self._trace(args, kwargs)
@@ -96,10 +104,11 @@ class FrozenModule(nn.Module):
         with torch.no_grad():
             self._runner.capture(args, kwargs, self._region)
 
-    graph_module = AmpModule.graph_module
-    graph_modules = AmpModule.graph_modules
-    eager_modules = AmpModule.eager_modules
-    report = AmpModule.report
+    # What was decided is told in the same words; these ask the runner.
+    graph_module = vars(AmpModule)["graph_module"]
+    graph_modules = vars(AmpModule)["graph_modules"]
+    eager_modules = vars(AmpModule)["eager_modules"]
+    report = vars(AmpModule)["report"]
 
     # --- what does not go ---------------------------------------------------------------------------
 
@@ -110,7 +119,9 @@ class FrozenModule(nn.Module):
             FrozenError: *mode* is true.
         """
         if mode:
-            raise FrozenError("a frozen module cannot be trained\n  train the model it was made from, and freeze again")
+            raise FrozenError(
+                "a frozen module cannot be trained\n  train the model it was made from, and freeze again"
+            )
         return self
 
     def requires_grad_(self, requires_grad: bool = True) -> FrozenModule:  # noqa: FBT001, FBT002
@@ -131,7 +142,7 @@ class FrozenModule(nn.Module):
     ) -> Iterator[tuple[str, Any]]:
         """The weights as they are stored, by the model's own names."""
         for name, weight in self._tree.named_parameters(prefix, recurse, remove_duplicate):
-            yield name, weight.low if isinstance(weight, RoundedWeight) else weight
+            yield name, _stored(weight)
 
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
         """The buffers, by the model's own names."""
@@ -162,7 +173,7 @@ class FrozenModule(nn.Module):
         if assign:
             raise FrozenError("a frozen module copies what it loads: leave assign=True out")
         rounded = self._check_precision(state_dict)
-        with torch.inference_mode(False):
+        with torch.inference_mode(mode=False):
             result = self._tree.load_state_dict(state_dict, strict)
         self._weights.refresh()
         if rounded:
@@ -195,7 +206,8 @@ class FrozenModule(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        own = {name.removeprefix(prefix): value for name, value in state_dict.items() if name.startswith(prefix)}
+        below = [name for name in state_dict if name.startswith(prefix)]
+        own = {name.removeprefix(prefix): state_dict[name] for name in below}
         try:
             missing, unexpected = self.load_state_dict(own, strict=False)
         except RuntimeError as error:
@@ -233,14 +245,18 @@ class FrozenModule(nn.Module):
         return f"policy={self._options.policy}, weights: {sum(weight.nbytes for weight in weights):,} bytes"
 
 
+def _stored(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.low if isinstance(tensor, RoundedWeight) else tensor
+
+
 def _applied(fn: Callable[..., Any], tensor: torch.Tensor) -> torch.Tensor:
     """What *fn* makes of *tensor*, or of what it stores."""
-    stored = tensor.low if isinstance(tensor, RoundedWeight) else tensor
-    with torch.inference_mode(False), torch.no_grad():
+    stored = _stored(tensor)
+    with torch.inference_mode(mode=False), torch.no_grad():
         result: torch.Tensor = fn(stored)
     if result.dtype is not stored.dtype:
         raise FrozenError(
-            f"a frozen module keeps the dtypes it stores, and this would make {result.dtype} of {stored.dtype}\n"
+            f"a frozen module keeps the dtypes it stores; this would make {result.dtype} of {stored.dtype}\n"
             "  to(device) is fine; for another precision convert and freeze the float32 model again"
         )
     if result is stored:

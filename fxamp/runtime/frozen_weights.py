@@ -118,7 +118,7 @@ class _Copy:
 
     def __init__(self, weight: torch.Tensor, dtype: torch.dtype) -> None:
         self.weight = weight
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(mode=False), torch.no_grad():
             self.low = weight.to(dtype)
         self._version = weight._version
 
@@ -126,15 +126,15 @@ class _Copy:
         """Round the weight anew if it was written to."""
         if self.weight._version != self._version:
             self._version = self.weight._version
-            with torch.inference_mode(False), torch.no_grad():
+            with torch.inference_mode(mode=False), torch.no_grad():
                 self.low.copy_(self.weight)
 
 
 class FrozenTensors:
     """The tensors that a program of a frozen module reads.
 
-    Parameters and constants are the same objects for good.  Only what ``forward`` may put another tensor into,
-    buffers and plain attributes, is read anew.
+    Parameters and constants are the same objects for good.  Only what ``forward`` may put another tensor
+    into, buffers and plain attributes, is read anew.
 
     Args:
         slots: Where the program's tensors are.

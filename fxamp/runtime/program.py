@@ -239,7 +239,9 @@ def build_program(
         dropped=captured.dropped,
         operator=operator,
         written=_positions(module.graph, names),
-        _watch=TensorWatch(slots, root) if weights is None else weights.watch(module.graph, sources, slots, root),
+        _watch=TensorWatch(slots, root)
+        if weights is None
+        else weights.watch(module.graph, sources, slots, root),
         _attributes=AttributeWatch(captured.reads, [*own, *slots]),
         _write_back=tuple((place.slot(root), place.name) for place in captured.rebound),
         _single=captured.result == ("leaf",) and not captured.rebound,

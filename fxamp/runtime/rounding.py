@@ -37,7 +37,7 @@ class Uses:
     programs: int = 0
 
     def low(self, weight: torch.Tensor) -> torch.dtype | None:
-        """The dtype that *weight* can be kept in alone; ``None`` if its float32 values are needed, or may be."""
+        """The dtype that *weight* can be kept in alone; ``None`` if float32 values are, or may be, needed."""
         dtypes = self.rounded.get(id(weight), set())
         if len(dtypes) != 1 or id(weight) in self.whole or id(weight) in self.eager:
             return None
@@ -64,7 +64,9 @@ def uses_in(runners: Iterable[Runner]) -> Uses:
             for program in _inference_programs(runner):
                 uses.programs += _add_program(uses, program)
             if runner.failures and isinstance(runner.function, nn.Module):
-                whole = any(failure.whole for failure in runner.failures.values()) or is_opaque(runner.function)
+                whole = any(failure.whole for failure in runner.failures.values()) or is_opaque(
+                    runner.function
+                )
                 uses.eager |= {id(weight) for weight in runner.function.parameters(recurse=whole)}
         uses.eager |= top.used_by(eager)
     return uses

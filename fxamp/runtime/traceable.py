@@ -1,9 +1,9 @@
 """Programs in a form that Dynamo traces through: what ``torch.compile`` of a frozen module compiles.
 
-Dynamo runs the module's Python on stand-ins of the arguments.  So the choice of a program must be plain Python
-on them, and the rounded weights must be buffers of a module, which CUDA graphs take for static.  A program fits
-where its arguments are tensors and constants, it is one graph, it assigns nothing, and it was captured under
-``no_grad``: Dynamo cannot tell whether inference mode is on.
+Dynamo runs the module's Python on stand-ins of the arguments.  So the choice of a program must be plain
+Python on them, and the rounded weights must be buffers of a module, which CUDA graphs take for static.  A
+program fits where its arguments are tensors and constants, it is one graph, it assigns nothing, and it was
+captured under ``no_grad``: Dynamo cannot tell whether inference mode is on.
 """
 
 from __future__ import annotations
@@ -59,12 +59,15 @@ class Traceable(nn.Module):
         for value, constant in zip([*args, *kwargs.values()], expected, strict=True):
             if constant is None and isinstance(value, torch.Tensor):
                 leaves.append(value)
-            elif constant is None or isinstance(value, torch.Tensor):
-                return None
-            elif type(value) is not type(constant[0]) or value != constant[0]:
+            elif constant is None or type(value) is not type(constant[0]) or value != constant[0]:
                 return None
         for value, dtype, device, dim in zip(leaves, self.dtypes, self.devices, self.dims, strict=True):
-            if value.dtype != dtype or value.device != device or value.dim() != dim or not value.is_contiguous():
+            if (
+                value.dtype != dtype
+                or value.device != device
+                or value.dim() != dim
+                or not value.is_contiguous()
+            ):
                 return None
         return leaves if self.holds(leaves) else None
 
@@ -86,8 +89,16 @@ def traceable(program: Program, key: Any) -> Traceable | None:
     positional = [_constant(part) for part in args[1]]
     keywords = {name: _constant(part) for name, _, part in kwargs[1]}
     parts = [*positional, *keywords.values()]
-    plain = not any(part is _OTHER for part in parts) and all(one[2] is False and one[4] is True for one in described)
-    if grad or inference or not plain or aliases not in (None, tuple(range(len(described)))) or not program.is_plain:
+    plain = not any(part is _OTHER for part in parts) and all(
+        one[2] is False and one[4] is True for one in described
+    )
+    if (
+        grad
+        or inference
+        or not plain
+        or aliases not in (None, tuple(range(len(described))))
+        or not program.is_plain
+    ):
         return None
     tensors = program.tensors()
     if tensors is None or program.result is None or not _is_plain(program.result):
@@ -113,7 +124,7 @@ def _is_plain(result: Spec) -> bool:
         return all(map(_is_plain, result[1]))
     if result[0] is dict:
         return all(_is_plain(part) for _, _, part in result[1])
-    return result[0] == "constant"
+    return bool(result[0] == "constant")
 
 
 def _unflatten_plain(spec: Spec, leaves: list[Any]) -> Any:

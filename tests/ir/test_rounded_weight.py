@@ -53,7 +53,10 @@ def test_every_use_of_its_values_raises(use: Callable[[Tensor], Any]) -> None:
 
 
 def test_under_autocast_an_operator_raises_too() -> None:
-    with torch.autocast("cpu", torch.bfloat16), pytest.raises(FrozenError, match="freeze again with an example"):
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(FrozenError, match="freeze again with an example"),
+    ):
         nn.functional.linear(torch.ones(1, 6), _rounded())
 
 
@@ -74,7 +77,9 @@ def test_float64_is_rounded_by_way_of_float32_as_in_the_model() -> None:
 
 def test_an_alias_has_the_same_storage_and_a_copy_its_own() -> None:
     weight = _rounded()
-    assert weight.detach().low.data_ptr() == weight.low.data_ptr()
+    alias = weight.detach()
+    assert isinstance(alias, RoundedWeight)
+    assert alias.low.data_ptr() == weight.low.data_ptr()
     pair = copy.deepcopy([weight, weight])
     assert pair[0] is pair[1]
     assert pair[0].low.data_ptr() != weight.low.data_ptr()

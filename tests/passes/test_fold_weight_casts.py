@@ -15,7 +15,9 @@ from tests.passes.checks import prepared
 
 
 class _Weights(nn.Module):
-    """A weight, and a forward that is given."""
+    """A weight and a buffer, for the forward of a child class."""
+
+    b: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +36,7 @@ def _check(model: nn.Module, text: str, *weights: str) -> None:
 class Linear(_Weights):
     """Two uses of the weight, one of the buffer."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
         return functional.linear(functional.linear(x, self.w), self.w) + functional.linear(x, self.b)
 
 
@@ -61,7 +63,7 @@ def test_all_casts_of_a_weight_are_one_source_and_those_of_other_tensors_stay() 
 class Both(_Weights):
     """The weight is rounded, and used as it is."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
         return functional.linear(x, self.w) + self.w.sum()
 
 
@@ -85,7 +87,7 @@ def test_a_weight_that_is_used_as_it_is_stays_beside_its_copy() -> None:
 class Viewed(_Weights):
     """The weight is turned, cut, and multiplied by."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
         return x @ self.w.t() + x @ self.w[:, :2].repeat(1, 2)
 
 
@@ -114,7 +116,7 @@ def test_a_cast_behind_a_view_with_all_elements_is_folded_and_one_behind_a_part_
 class Asked(_Weights):
     """The model rounds the weight by itself."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
         return functional.linear(x, self.w.to(torch.bfloat16).float())
 
 

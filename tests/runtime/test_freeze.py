@@ -1,4 +1,4 @@
-"""``freeze``: the bits of eager autocast without a weight cast, each weight stored as it is used, and clear errors."""
+"""``freeze``: the bits of eager autocast without a weight cast, and each weight stored as it is used."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def _tensors(result: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
 
 
-def _assert_like_eager(model: nn.Module, frozen: Any, *args: Any, dtype: torch.dtype = BF16, **kwargs: Any) -> None:
+def _assert_like_eager(
+    model: nn.Module, frozen: Any, *args: Any, dtype: torch.dtype = BF16, **kwargs: Any
+) -> None:
     for mode in MODES.values():
         with mode():
             with autocast(dtype):
@@ -190,7 +192,9 @@ def test_the_model_is_as_it_was_and_shares_nothing_with_the_frozen_one() -> None
     assert model.training
     after = model.state_dict()
     assert all(torch.equal(after[name], value) for name, value in before.items())
-    assert [parameter.requires_grad for parameter in model.parameters()] == [True] * len(list(model.parameters()))
+    assert [parameter.requires_grad for parameter in model.parameters()] == [True] * len(
+        list(model.parameters())
+    )
     x = torch.randn(2, 3, 8, 8)
     with torch.no_grad():
         expected = frozen(x)
@@ -273,7 +277,7 @@ class _Switch(nn.Module):
         super().__init__()
         self.f = nn.Linear(4, 4)
 
-    def forward(self, x: Tensor, whole: bool = False) -> Tensor:  # noqa: FBT001, FBT002
+    def forward(self, x: Tensor, whole: bool = False) -> Tensor:
         y: Tensor = self.f(x)
         return y + self.f.weight.sum() if whole else y
 
@@ -282,10 +286,10 @@ def test_a_call_that_needs_a_float32_weight_that_is_gone_raises_with_its_place()
     model = _Switch().eval()
     frozen = fxamp.freeze(_convert(model), (torch.ones(2, 4),))
     with torch.no_grad(), pytest.raises(FrozenError, match=r"'f.weight'.*\n.*test_freeze.py.*\n.*example"):
-        frozen(torch.ones(2, 4), True)  # noqa: FBT003
+        frozen(torch.ones(2, 4), True)
     _assert_like_eager(model, frozen, torch.ones(2, 4))
     both = fxamp.freeze(_convert(model), (torch.ones(2, 4), True))
-    _assert_like_eager(model, both, torch.ones(2, 4), True)  # noqa: FBT003
+    _assert_like_eager(model, both, torch.ones(2, 4), True)
     _assert_like_eager(model, both, torch.ones(2, 4))
 
 
