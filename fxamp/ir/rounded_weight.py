@@ -25,6 +25,7 @@ class RoundedWeight(torch.Tensor):
 
     Args:
         low: The rounded values, float16 or bfloat16, any shape.
+        requires_grad: Whether the parameter did, which decides what eager autocast keeps of it.
 
     Attributes:
         low: The same tensor.
@@ -38,9 +39,14 @@ class RoundedWeight(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(cls, low: torch.Tensor) -> RoundedWeight:  # noqa: D102, PYI034
+    def __new__(cls, low: torch.Tensor, *, requires_grad: bool = False) -> RoundedWeight:  # noqa: D102, PYI034
         weight: RoundedWeight = torch.Tensor._make_wrapper_subclass(
-            cls, low.shape, strides=low.stride(), dtype=torch.float32, device=low.device, requires_grad=False
+            cls,
+            low.shape,
+            strides=low.stride(),
+            dtype=torch.float32,
+            device=low.device,
+            requires_grad=requires_grad,
         )
         weight.low = low
         return weight
@@ -62,12 +68,16 @@ class RoundedWeight(torch.Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RoundedWeight:
         if id(self) not in memo:
-            memo[id(self)] = RoundedWeight(self.low.clone())
+            memo[id(self)] = RoundedWeight(self.low.clone(), requires_grad=self.requires_grad)
         copied: RoundedWeight = memo[id(self)]
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return RoundedWeight, (self.low,)
+        return _rebuilt, (self.low, self.requires_grad)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"RoundedWeight({tuple(self.shape)}, stored as {self.low.dtype})"
+
+
+def _rebuilt(low: torch.Tensor, requires_grad: bool) -> RoundedWeight:  # noqa: FBT001
+    return RoundedWeight(low, requires_grad=requires_grad)

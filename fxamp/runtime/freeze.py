@@ -139,7 +139,7 @@ def _moved(source: nn.Module, uses: Uses) -> dict[int, torch.Tensor]:
 
 def _stored(weight: torch.Tensor, stored: torch.Tensor, *, rounded: bool) -> torch.Tensor:
     if rounded:
-        return RoundedWeight(stored)
+        return RoundedWeight(stored, requires_grad=weight.requires_grad)
     if stored.is_inference():  # has no version
         stored = stored.clone()
     return nn.Parameter(stored, weight.requires_grad)  # as it was: eager keeps the casts of those that do

@@ -262,7 +262,7 @@ def _applied(fn: Callable[..., Any], tensor: torch.Tensor) -> torch.Tensor:
     if result is stored:
         return tensor
     if isinstance(tensor, RoundedWeight):
-        return RoundedWeight(result)
+        return RoundedWeight(result, requires_grad=tensor.requires_grad)
     return nn.Parameter(result, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else result
 
 

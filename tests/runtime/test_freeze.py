@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -226,6 +226,70 @@ def _gpt(width: int = 64, layers: int = 6) -> nn.Module:
 
 def _bytes(model: nn.Module) -> int:
     return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+
+
+class _Block(nn.Module):
+    """A pre-norm transformer block."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        heads = self.qkv(self.norm_1(x)).view(batch, length, 3, self.heads, width // self.heads)
+        q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)
+        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).reshape(batch, length, width))
+        return x + torch.as_tensor(self.down(functional.gelu(self.up(self.norm_2(x)))))
+
+
+class _GPT(nn.Module):
+    """A decoder with an untied head."""
+
+    def __init__(self, width: int, layers: int, words: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(words, width)
+        self.blocks = nn.Sequential(*(_Block(width, 4) for _ in range(layers)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.norm(self.blocks(self.embed(tokens))))
+        return logits
+
+
+def _peak(model: nn.Module, *scopes: Any) -> int:
+    """Bytes of the weights, and the most that a call on one token adds."""
+    live = LiveBytes()
+    for parameter in model.parameters():
+        live._note(parameter, new=True)
+    with ExitStack() as stack:
+        for scope in (torch.no_grad(), *scopes, live):
+            stack.enter_context(scope)
+        model(torch.zeros(1, 1, dtype=torch.long))
+    return live.peak
+
+
+def test_a_frozen_decoder_needs_little_more_than_a_third_of_the_memory_of_eager_autocast() -> None:
+    torch.manual_seed(0)
+    model = _GPT(64, 12, 10 * 64).eval()  # the proportions of a GPT 768 wide with 8,000 words
+    frozen = fxamp.freeze(_convert(model), (torch.zeros(1, 1, dtype=torch.long),))
+    _assert_like_eager(model, frozen, torch.randint(0, 640, (1, 1)))
+    assert _peak(frozen) <= 0.38 * _peak(model, autocast(BF16))
+
+
+def test_a_frozen_decoder_casts_what_each_norm_gives_and_nothing_else() -> None:
+    model = _GPT(64, 12, 100).eval()
+    tokens = torch.randint(0, 100, (2, 7))
+    frozen = fxamp.freeze(_convert(model), (tokens,))
+    with torch.no_grad():
+        frozen(tokens)
+        with Casts() as casts:
+            frozen(tokens)
+    assert casts.shapes == [(2, 7, 64)] * 25
 
 
 def test_consuming_never_holds_two_copies_of_all_weights() -> None:
