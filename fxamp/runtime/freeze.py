@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -57,33 +58,28 @@ def freeze(
         torch.bfloat16
     """
     source = _source_of(amp)
-    runner: Runner = amp._runner
-    runners = [runner]
-    args, kwargs = tuple(example_args or ()), dict(example_kwargs or {})
+    example = (tuple(example_args or ()), dict(example_kwargs or {}))
     has_example = example_args is not None or example_kwargs is not None
     with torch.inference_mode(mode=False), torch.no_grad():
-        if has_example:
-            runners.append(_drafted(source, runner, amp, args, kwargs))
-        uses = uses_in(runners)
+        draft = _drafted(source, amp, example) if has_example else None
+        uses = uses_in([amp._runner] if draft is None else [amp._runner, draft])
         if not uses.programs and not uses.eager:
             raise ArgumentError(
                 "freeze does not know which weights are cast: the model has not been called for inference\n"
                 "  give an example:  fxamp.freeze(amp, example_args)\n"
                 "  or call it first:  amp.eval(); with torch.no_grad(): amp(...)"
             )
-        del runners
-        tensors = (_moved if consume else _copied)(source, uses)
-        tree = copy_tree(source, tensors)
-        unfolded = [
-            name
-            for name, weight in source.named_parameters(remove_duplicate=False)
-            if id(weight) in uses.eager
-        ]
+        base = _base(source, draft)
+        buffers = _buffers(source, base, consume=consume)
+        weights = (_moved if consume else _copied)(source, uses)
+        tree = copy_tree(base, weights | buffers).eval()
         if consume:
             _consume(amp, source)
-        frozen = FrozenModule(tree.eval(), amp._options, frozenset(unfolded))
+        named = source.named_parameters(remove_duplicate=False)
+        unfolded = frozenset(name for name, weight in named if id(weight) in uses.eager)
+        frozen = FrozenModule(tree, amp._options, unfolded)
     if has_example:
-        frozen.capture(*args, **kwargs)
+        frozen.capture(*example[0], **example[1])
     return frozen
 
 
@@ -101,19 +97,41 @@ def _source_of(amp: AmpModule) -> nn.Module:
     return source
 
 
-def _drafted(
-    source: nn.Module, runner: Runner, amp: AmpModule, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Runner:
+def _drafted(source: nn.Module, amp: AmpModule, example: tuple[tuple[Any, ...], dict[str, Any]]) -> Runner:
     """A runner that has seen the example, on a copy of *source* with the same parameters but own buffers."""
-    draft = copy_tree(source, {id(weight): weight for weight in source.parameters()}).eval()
-    runner = Runner(draft, "", runner.options)
-    runner.capture(args, kwargs, amp._region)
+    copied = copy_tree(source, {id(weight): weight for weight in source.parameters()}).eval()
+    runner = Runner(copied, "", amp._options)
+    runner.capture(*example, amp._region)
     if runner.last is None:
         undo = Undo()
         for _ in range(2):  # the first run of an eager piece does not go into its children
+            args, kwargs = _own(example)
             runner(args, kwargs, amp._region)
         undo.restore()
     return runner
+
+
+def _own(example: Any) -> Any:
+    """Copies of the arguments, which a call may write to."""
+    try:
+        return copy.deepcopy(example)
+    except Exception:  # noqa: BLE001  whatever an argument of the user's raises; then it is what is written to
+        return example
+
+
+def _base(source: nn.Module, draft: Runner | None) -> nn.Module:
+    """What to copy: the draft, where a first call sets attributes without which no call is captured."""
+    if draft is None or not draft.needs_first_call:
+        return source
+    assert isinstance(draft.function, nn.Module)
+    return draft.function
+
+
+def _buffers(source: nn.Module, base: nn.Module, *, consume: bool) -> dict[int, torch.Tensor]:
+    """For the buffers of *base*, those of *source*, which the example has not written to."""
+    own = dict(source.named_buffers())
+    stored = {name: buffer if consume else buffer.clone() for name, buffer in own.items()}
+    return {id(buffer): stored[name] for name, buffer in base.named_buffers() if name in stored}
 
 
 def _copied(source: nn.Module, uses: Uses) -> dict[int, torch.Tensor]:
@@ -127,7 +145,7 @@ def _copied(source: nn.Module, uses: Uses) -> dict[int, torch.Tensor]:
 
 def _moved(source: nn.Module, uses: Uses) -> dict[int, torch.Tensor]:
     """Small weights first: each one that is rounded makes room for the next."""
-    tensors: dict[int, torch.Tensor] = {id(buffer): buffer for buffer in source.buffers()}
+    tensors: dict[int, torch.Tensor] = {}
     for weight in sorted(source.parameters(), key=torch.Tensor.numel):
         low = uses.low(weight)
         stored = weight.detach() if low is None else weight.detach().to(low)

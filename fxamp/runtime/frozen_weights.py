@@ -60,8 +60,12 @@ class FrozenWeights:
             if isinstance(source, Place) and source.kind == "_parameters"
         }
         self._refuse_writes(tensors, written)
-        foldable = {name for name, tensor in tensors.items() if id(tensor) not in self._unfolded}
-        FoldWeightCasts(frozenset(foldable - written)).run(graph)
+        foldable = {
+            name: tensor.is_contiguous()
+            for name, tensor in tensors.items()
+            if id(tensor) not in self._unfolded and name not in written
+        }
+        FoldWeightCasts(foldable).run(graph)
         found: dict[Node, Source] = {}
         for node in graph.nodes:
             if "rounded" in node.meta:

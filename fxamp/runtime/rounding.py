@@ -99,7 +99,7 @@ def _add_graph(uses: Uses, graph: Graph, tensors: list[torch.Tensor]) -> None:
         for node, tensor in zip(filter(is_source, graph.nodes), tensors, strict=True)
         if isinstance(tensor, nn.Parameter)
     }
-    FoldWeightCasts(frozenset(weights)).run(folded)
+    FoldWeightCasts({name: weight.is_contiguous() for name, weight in weights.items()}).run(folded)
     for node in filter(is_source, folded.nodes):
         if "rounded" in node.meta:
             target, dtype = node.meta["rounded"]

@@ -408,6 +408,11 @@ class Runner:
         """The programs of this runner, with those that go on from them."""
         return [p for served in list(self.programs.values()) for first in served for p in first.tree()]
 
+    @property
+    def needs_first_call(self) -> bool:
+        """Whether a call could be captured only after one had set attributes of the model."""
+        return any(runner._forgiven for runner in self.tree())
+
     def used_by(self, paths: set[str]) -> set[int]:
         """The parameters, by ``id``, that the eager code of the modules at *paths* uses."""
         return self._use.used_by(paths)

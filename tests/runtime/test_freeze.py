@@ -114,7 +114,7 @@ class _Tied(nn.Module):
         self.head.weight = self.embed.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.embed(tokens))
+        logits: Tensor = self.head(self.embed(tokens) * 0.5)
         return logits
 
 
@@ -476,3 +476,38 @@ def test_freezing_in_inference_mode_gives_a_module_for_every_mode() -> None:
         frozen = fxamp.freeze(_convert(model), (torch.randn(4, 16),))
     assert isinstance(frozen, FrozenModule)
     _assert_like_eager(model, frozen, torch.randn(4, 16))
+
+
+class _FirstCall(nn.Module):
+    """Sets an attribute in its first call, so that only the second one is captured."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.f = nn.Linear(4, 4)
+        self.register_buffer("seen", torch.tensor(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "scale"):
+            self.scale = 3
+        self.seen += 1
+        y: Tensor = self.f(x) * self.scale
+        return y
+
+
+def test_what_a_first_call_sets_is_set_and_the_buffers_are_as_before() -> None:
+    model = _FirstCall().eval()
+    frozen = fxamp.freeze(_convert(copy.deepcopy(model)), (torch.ones(2, 4),))
+    assert frozen.state_dict()["seen"] == 0
+    assert frozen.state_dict()["f.weight"].dtype is BF16
+    _assert_like_eager(model, frozen, torch.randn(2, 4))
+    assert frozen.eager_modules == ()
+
+
+def test_the_example_is_not_written_to() -> None:
+    class Writes(_Counts):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.mul_(2))
+
+    x = torch.ones(2, 8)
+    fxamp.freeze(_convert(Writes().eval()), (x,))
+    assert torch.equal(x, torch.ones(2, 8))

@@ -32,7 +32,7 @@ class Tied(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits ``(batch, length, 10)`` of *tokens*."""
-        logits: Tensor = self.head(self.norm(self.body(self.embed(tokens)))) * self.scale
+        logits: Tensor = self.head(self.norm(self.body(self.embed(tokens) * 0.5))) * self.scale
         return logits
 
 
