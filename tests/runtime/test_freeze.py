@@ -481,6 +481,9 @@ def test_freezing_in_inference_mode_gives_a_module_for_every_mode() -> None:
 class _FirstCall(nn.Module):
     """Sets an attribute in its first call, so that only the second one is captured."""
 
+    seen: Tensor
+    scale: int
+
     def __init__(self) -> None:
         super().__init__()
         self.f = nn.Linear(4, 4)
