@@ -70,6 +70,8 @@ def freeze(
                 "  or call it first:  amp.eval(); with torch.no_grad(): amp(...)"
             )
         base = _base(source, draft)
+        if consume:  # what cannot be copied is to be told before anything is taken
+            copy_tree(base, {id(tensor): tensor for tensor in (*base.parameters(), *base.buffers())})
         buffers = _buffers(source, base, consume=consume)
         weights = (_moved if consume else _copied)(source, uses)
         tree = copy_tree(base, weights | buffers).eval()

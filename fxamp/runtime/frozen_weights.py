@@ -91,7 +91,7 @@ class FrozenWeights:
             raise FrozenError(_needs_float32(node))
         key = id(weight), dtype
         if key not in self._copies:
-            self._copies[key] = _Copy(weight, dtype)
+            self._copies.setdefault(key, _Copy(weight, dtype))  # another thread may have been faster
         return self._copies[key].low
 
     def refresh(self) -> None:

@@ -514,3 +514,15 @@ def test_the_example_is_not_written_to() -> None:
     x = torch.ones(2, 8)
     fxamp.freeze(_convert(Writes().eval()), (x,))
     assert torch.equal(x, torch.ones(2, 8))
+
+
+def test_a_model_that_cannot_be_copied_is_not_consumed() -> None:
+    model = _mlp()
+    amp = _convert(model)
+    with torch.no_grad():
+        expected = amp(torch.ones(1, 16))
+    model.rows = (row for row in range(3))  # type: ignore[assignment]
+    with pytest.raises(ArgumentError, match="cannot be copied"):
+        fxamp.freeze(amp, consume=True)
+    with torch.no_grad():
+        assert torch.equal(amp(torch.ones(1, 16)), expected)
