@@ -105,8 +105,8 @@ def _drafted(source: nn.Module, amp: AmpModule, example: tuple[tuple[Any, ...], 
     runner = Runner(copied, "", amp._options)
     runner.capture(*example, amp._region)
     if runner.last is None:
-        undo = Undo()
-        for _ in range(2):  # the first run of an eager piece does not go into its children
+        runner, undo = Runner(copied, "", amp._options), Undo()
+        for _ in range(2):  # the first may set attributes, and runs the children of eager pieces eagerly, too
             args, kwargs = _own(example)
             runner(args, kwargs, amp._region)
         undo.restore()

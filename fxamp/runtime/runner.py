@@ -411,7 +411,7 @@ class Runner:
     @property
     def needs_first_call(self) -> bool:
         """Whether a call could be captured only after one had set attributes of the model."""
-        return any(runner._forgiven for runner in self.tree())
+        return any(runner._forgiven - runner.failures.keys() for runner in self.tree())
 
     def used_by(self, paths: set[str]) -> set[int]:
         """The parameters, by ``id``, that the eager code of the modules at *paths* uses."""

@@ -526,3 +526,20 @@ def test_a_model_that_cannot_be_copied_is_not_consumed() -> None:
         fxamp.freeze(amp, consume=True)
     with torch.no_grad():
         assert torch.equal(amp(torch.ones(1, 16)), expected)
+
+
+class _Numbers(_Counts):
+    """Numbers its calls."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.calls
+
+
+def test_a_counter_in_python_does_not_count_the_example() -> None:
+    model = _Numbers().eval()
+    frozen = fxamp.freeze(_convert(copy.deepcopy(model)), (torch.ones(2, 8),))
+    for _ in range(2):
+        with torch.no_grad():
+            with autocast(BF16):
+                expected = model(torch.ones(2, 8))
+            assert torch.equal(frozen(torch.ones(2, 8)), expected)
