@@ -543,3 +543,19 @@ def test_a_counter_in_python_does_not_count_the_example() -> None:
             with autocast(BF16):
                 expected = model(torch.ones(2, 8))
             assert torch.equal(frozen(torch.ones(2, 8)), expected)
+
+
+def test_a_frozen_resnet18_casts_its_images_and_nothing_else() -> None:
+    torchvision = pytest.importorskip("torchvision")
+    torch.manual_seed(0)
+    model = torchvision.models.resnet18().eval()
+    images = torch.randn(1, 3, 32, 32)
+    frozen = fxamp.freeze(_convert(model), (images,))
+    with torch.no_grad():
+        with Casts() as eagers, autocast(BF16):
+            expected = model(images)
+        frozen(images)
+        with Casts() as ours:
+            assert torch.equal(frozen(images), expected)
+    assert ours.shapes == [(1, 3, 32, 32)]
+    assert len(eagers.shapes) == 23
