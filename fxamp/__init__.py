@@ -9,6 +9,7 @@ from fxamp.compare import Comparison, compare
 from fxamp.errors import (
     ArgumentError,
     CaptureError,
+    FrozenError,
     FxampError,
     InvariantError,
     PlanWarning,
@@ -17,6 +18,8 @@ from fxamp.errors import (
 )
 from fxamp.policy import CastPolicy, Policy
 from fxamp.runtime.amp_module import AmpModule
+from fxamp.runtime.freeze import freeze
+from fxamp.runtime.frozen_module import FrozenModule
 from fxamp.runtime.grad_scaler import GradScaler
 
 __all__ = [
@@ -25,6 +28,8 @@ __all__ = [
     "CaptureError",
     "CastPolicy",
     "Comparison",
+    "FrozenError",
+    "FrozenModule",
     "FxampError",
     "GradScaler",
     "InvariantError",
@@ -34,6 +39,7 @@ __all__ = [
     "RecaptureWarning",
     "compare",
     "convert",
+    "freeze",
 ]
 
 __version__ = "0.1.0"

@@ -8,6 +8,7 @@ what ``torch.autocast`` raises (``RuntimeError``) keeps working.
 ``CaptureError``      ``RuntimeError``    the model cannot be captured as asked
 ``PolicyError``       ``RuntimeError``    a policy forbids the call, or is not one
 ``InvariantError``    ``AssertionError``  fxamp broke its own rules: report it
+``FrozenError``       ``RuntimeError``    a frozen model is asked for what it gave up
 ====================  ==================  ======================================
 
 ``RecaptureWarning`` is no exception but a warning: a model is called in so many ways that it is no longer
@@ -17,6 +18,7 @@ captured for new ones.  So is ``PlanWarning``: a graph is not the one that a pla
 __all__ = [
     "ArgumentError",
     "CaptureError",
+    "FrozenError",
     "FxampError",
     "InvariantError",
     "PlanWarning",
@@ -50,6 +52,16 @@ class PolicyError(FxampError, RuntimeError):
     - an operator that the policy bans is called (``binary_cross_entropy`` on CUDA);
     - a promoting operator gets floating dtypes that have no join under the policy;
     - a policy is asked for a device type or a dtype that autocast does not support.
+    """
+
+
+class FrozenError(FxampError, RuntimeError):
+    """Raised where a frozen module, or a model that freezing has consumed, cannot do what is asked of it.
+
+    - It is trained: ``train()``, or an input that requires grad while gradients are recorded.
+    - A call needs a float32 weight of which only the low precision copy is kept.
+    - Its dtypes are to be changed, or what is loaded does not have the precision that is stored.
+    - The model was frozen with ``consume=True`` and is called.
     """
 
 

@@ -39,6 +39,7 @@ from fxamp.errors import CaptureError
 from fxamp.ir.facts import fact_of, is_cacheable_leaf
 from fxamp.ir.operators import is_inplace, operator_name
 from fxamp.ir.regions import Region, enter_region, observe_region
+from fxamp.ir.rounded_weight import RoundedWeight
 from fxamp.ir.where import where_now
 from fxamp.policy.scopes import PlacedPolicy
 from fxamp.policy.site import Site
@@ -63,7 +64,7 @@ _OF_ONE_GRAPH = (
     "_latest",
 )
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-_TENSOR_CLASSES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_TENSOR_CLASSES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, RoundedWeight)
 
 
 def _is_fake(tensor: torch.Tensor) -> bool:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+
+from fxamp.ir.rounded_weight import RoundedWeight
 
 __all__ = ["fake_like", "stand_in_device", "without_meta"]
 
 
 def fake_like(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
     """A leaf in *mode* with *tensor*'s own sizes and dtype; it requires grad if *tensor* does."""
-    if _is_plain(tensor):
+    rounded = isinstance(tensor, RoundedWeight)
+    if rounded or _is_plain(tensor):
         shape, strides = tensor.shape, tensor.stride()
-        with in_kernel_invocation_manager(mode):
+        with (
+            in_kernel_invocation_manager(mode),
+            torch.inference_mode(mode=False) if rounded else nullcontext(),
+        ):
             meta = torch.empty_strided(shape, strides, dtype=tensor.dtype, device="meta")
         fake: torch.Tensor = FakeTensor(mode, meta, stand_in_device(tensor))
     else:

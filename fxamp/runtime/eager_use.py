@@ -43,6 +43,10 @@ class EagerUse:
             for user in self._users.get(parameter, ())
         )
 
+    def used_by(self, paths: set[str]) -> set[int]:
+        """The parameters, by ``id``, that the Python of the modules at *paths* uses."""
+        return {parameter for parameter, users in self._users.items() if users & paths}
+
     @property
     def surveying(self) -> bool:
         """Whether this thread is inside a survey."""

@@ -30,6 +30,7 @@ from fxamp.policy import Policy
 from fxamp.runtime.attribute_watch import AttributeWatch
 from fxamp.runtime.cast_scope import cast_scope
 from fxamp.runtime.cast_scope import keep_cast as keep
+from fxamp.runtime.frozen_weights import FrozenTensors, FrozenWeights
 from fxamp.runtime.lower import FlatCode, lower
 from fxamp.runtime.removed_casts import CastLog, RemovedCast
 from fxamp.runtime.undo import written
@@ -56,10 +57,15 @@ class Operator:
     inputs: Inputs
     _watch: TensorWatch
 
-    def run(self, values: Sequence[Any]) -> Any:
-        """The operator's result."""
+    def tensors(self) -> list[torch.Tensor]:
+        """The model's tensors among its arguments, read now."""
         tensors = self._watch.read()
         assert tensors is not None, "the tensors of an operator changed within a call"
+        return tensors
+
+    def run(self, values: Sequence[Any]) -> Any:
+        """The operator's result."""
+        tensors = self.tensors()
         return _run(self.code, values, tensors)[0]
 
 
@@ -115,7 +121,7 @@ class Program:
     dropped: tuple[int, ...]
     operator: Operator | None
     written: tuple[tuple[int, ...], tuple[int, ...]]
-    _watch: TensorWatch
+    _watch: TensorWatch | FrozenTensors
     _attributes: AttributeWatch
     _write_back: tuple[Slot, ...]
     _single: bool = field(default=False)
@@ -128,6 +134,11 @@ class Program:
     def tensors(self) -> list[torch.Tensor] | None:
         """The parameters, buffers and constants, read now; ``None`` if the model is not as captured."""
         return self._watch.read() if self._attributes.hold() else None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a call is one run of the code, and nothing else is to be done."""
+        return self.operator is None and not (self.changed or self.refers or self._write_back or self.scoped)
 
     def difference(self) -> str:
         """What about the model is not as captured, for people; ``""`` if it is."""
@@ -187,6 +198,7 @@ def build_program(
     policy: Policy,
     sizes: Sizes,
     keep_cast: Callable[..., torch.Tensor] | None = None,
+    weights: FrozenWeights | None = None,
 ) -> Program:
     """Rewrite *captured* under *policy* and lower it.
 
@@ -196,19 +208,30 @@ def build_program(
         policy: Which operators are cast.
         sizes: Which sizes were symbolic.
         keep_cast: See :func:`~fxamp.runtime.lower.lower`.
+        weights: Those of a frozen module, which are not cast.
 
     Raises:
+        FrozenError: The program needs float32 values that the frozen module does not have.
         CaptureError: The graph has another gradient history than the model.
         PolicyError: The policy is not torch's own, and the model sees the difference.
         InvariantError: A pass is at fault.
     """
     root = function if isinstance(function, nn.Module) else nn.Module()
     module = _graph_module(captured.graph, captured.sources, root, captured.blocks)
-    names: set[object] = {node.target for node in written(captured.graph)} if captured.operator else set()
+    names: set[object] = set()
+    if captured.operator or weights is not None:
+        names = {node.target for node in written(captured.graph)}
     casts = CastLog()
     with plain_saved_tensors(), torch._C.DisableTorchFunction():  # no default device of the user's, say
         run_passes(module, build_pipeline(captured, policy), casts)
-    slots = _slots(module.graph, captured.sources, root)
+    slots = own = _slots(module.graph, captured.sources, root)
+    sources = captured.sources
+    if weights is not None:
+        sources = weights.fold(module.graph, sources, root, names)
+        meta, module = module.meta, _graph_module(module.graph, sources, root, captured.blocks)
+        module.meta.update(meta)
+        slots = _slots(module.graph, sources, root)
+        module.graph.lint()
     code = lower(module.graph, keep if captured.blocks else keep_cast)
     operator = _operator(captured, root)
     module.meta["sizes"] = dict(captured.env.replacements)
@@ -228,8 +251,10 @@ def build_program(
         dropped=captured.dropped,
         operator=operator,
         written=_positions(module.graph, names),
-        _watch=TensorWatch(slots, root),
-        _attributes=AttributeWatch(captured.reads, slots),
+        _watch=TensorWatch(slots, root)
+        if weights is None
+        else weights.watch(module.graph, sources, slots, root),
+        _attributes=AttributeWatch(captured.reads, [*own, *slots]),
         _write_back=tuple((place.slot(root), place.name) for place in captured.rebound),
         _single=captured.result == ("leaf",) and not captured.rebound,
         scoped=bool(captured.blocks),

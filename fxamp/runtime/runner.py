@@ -29,6 +29,7 @@ from fxamp.capture.symbols import Sizes
 from fxamp.errors import (
     ArgumentError,
     CaptureError,
+    FrozenError,
     InvariantError,
     PlanWarning,
     PolicyError,
@@ -107,6 +108,8 @@ class Runner:
         findings: What capture has shown of it.
     """
 
+    _surveys = True  # the first eager run of a kind shows which weights eager code uses
+
     def __init__(
         self, function: Callable[..., Any], path: str, options: Options, parent: Runner | None = None
     ) -> None:
@@ -124,7 +127,14 @@ class Runner:
         self._forgiven: set[Any] = set()
         self._changed: Cause | None = None
         self._lock = threading.RLock()
-        self._watch = ModuleWatch(function) if isinstance(function, nn.Module) else None
+        self._watch = self._new_watch()
+
+    def _new_watch(self) -> ModuleWatch | None:
+        return ModuleWatch(self.function) if isinstance(self.function, nn.Module) else None
+
+    def _below(self, child: nn.Module, path: str) -> Runner:
+        """The runner of a child module."""
+        return Runner(child, path, self.options, self)
 
     # --- calls --------------------------------------------------------------------------------------
 
@@ -236,10 +246,13 @@ class Runner:
 
     def _build(self, captured: Captured, sizes: Sizes, *, alone: bool) -> Program:
         keep = keep_cast if self.path or not alone else None
-        program = build_program(captured, self.function, self.options.policy, sizes, keep)
+        program = self._program(captured, sizes, keep)
         if not alone and not self._use.is_inside(program.kept, self.path):
             raise CaptureError(_USED_OUTSIDE)
         return program
+
+    def _program(self, captured: Captured, sizes: Sizes, keep: Callable[..., torch.Tensor] | None) -> Program:
+        return build_program(captured, self.function, self.options.policy, sizes, keep)
 
     def _may_run(self, program: Program) -> bool:
         return not self.path or (not self._use.surveying and self._use.is_inside(program.kept, self.path))
@@ -314,7 +327,7 @@ class Runner:
                     return None  # they come with the first real call
                 passing = isinstance(error, ChangedModelError)
                 self.failures[key] = Failure(str(error), _is_from_dynamo(error), passing)
-            except (PolicyError, InvariantError, ArgumentError):
+            except (PolicyError, InvariantError, ArgumentError, FrozenError):
                 self.recaptures.withdraw(self.path, family_of(key))
                 raise
             except Exception as error:  # noqa: BLE001  eager autocast would have run the model, so it is run
@@ -421,7 +434,7 @@ class Runner:
     def _run_eagerly(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
         """Run the module's own Python; the first time for each signature, as a survey."""
         function, failure = self.function, self.failures.get(key)
-        survey = key not in self._surveyed
+        survey = self._surveys and key not in self._surveyed
         self._surveyed.add(key)
         if isinstance(function, nn.Module) and failure is not None and not failure.whole:
             function = shadow_of(function, self)
@@ -463,7 +476,7 @@ class Runner:
         runner = self.children.get(id(child))
         if runner is None or runner.function is not child:
             full = f"{self.path}.{path}" if self.path else path
-            runner = self.children.setdefault(id(child), Runner(child, full, self.options, self))
+            runner = self.children.setdefault(id(child), self._below(child, full))
         region = observe_region(self.options.policy.device_type)
         if self.placed is None:
             return runner(args, kwargs, region)
@@ -485,12 +498,20 @@ class Runner:
             self.placed = self.placed and _placed(self.options, self.function)
             self.programs, self.failures, self.children = {}, {}, {}
             self.last, self._latest, self._surveyed = None, None, set()
-            if isinstance(self.function, nn.Module):
-                self._watch = ModuleWatch(self.function)
+            self._watch = self._new_watch()
 
     def all_programs(self) -> list[Program]:
         """The programs of this runner, with those that go on from them."""
         return [p for served in list(self.programs.values()) for first in served for p in first.tree()]
+
+    @property
+    def needs_first_call(self) -> bool:
+        """Whether a call could be captured only after one had set attributes of the model."""
+        return any(runner._forgiven - runner.failures.keys() for runner in self.tree())
+
+    def used_by(self, paths: set[str]) -> set[int]:
+        """The parameters, by ``id``, that the eager code of the modules at *paths* uses."""
+        return self._use.used_by(paths)
 
     def tree(self) -> list[Runner]:
         """This runner and those of all eager pieces below it."""

@@ -19,7 +19,7 @@ from torch.nn.modules import module as nn_module
 from fxamp.capture.known_hooks import HOOK_DICTS, all_known
 from fxamp.ir.modules import is_opaque
 
-__all__ = ["ModuleWatch", "Slot", "TensorWatch", "tensor_check"]
+__all__ = ["ModuleWatch", "SealedWatch", "Slot", "TensorWatch", "tensor_check"]
 
 Slot = tuple[dict[str, torch.Tensor], str]
 """Where a tensor is read from: the dict that holds it, and its name there."""
@@ -103,6 +103,26 @@ class ModuleWatch:
             if list(now) != list(before):
                 return f"the modules in {path or 'the model'} have another order"
         return ""
+
+
+class SealedWatch(ModuleWatch):
+    """The modules of a tree that nobody outside reaches: only hooks on all modules can come and go."""
+
+    def __init__(self, root: nn.Module) -> None:
+        super().__init__(root)
+        self._own = super().hooks()
+
+    def training(self) -> tuple[bool, ...]:
+        """They are the ones that the watch was made with."""
+        return ()
+
+    def hooks(self) -> tuple[int, ...]:
+        """The hooks that were registered on the tree, and those that now are on all modules."""
+        return super().hooks() if any(_GLOBAL_HOOKS) else self._own
+
+    def intact(self) -> bool:
+        """Always."""
+        return True
 
 
 def _recorded(name: str, hooks: Mapping[int, object]) -> bool:

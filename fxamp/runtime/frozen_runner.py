@@ -1,0 +1,66 @@
+"""The runner of a frozen module: its programs read rounded weights, and its module tree is out of reach."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from fxamp.capture.segments import Captured
+from fxamp.capture.symbols import Sizes
+from fxamp.runtime.frozen_weights import FrozenWeights
+from fxamp.runtime.program import Program, build_program
+from fxamp.runtime.runner import Options, Runner
+from fxamp.runtime.traceable import Traceable, traceable
+from fxamp.runtime.watch import ModuleWatch, SealedWatch
+
+__all__ = ["FrozenRunner"]
+
+
+class FrozenRunner(Runner):
+    """Runs a module, or a child of one, whose weights are frozen.
+
+    No gradient ever meets in a cast, so it does not matter which eager code uses which weight: no surveys.
+
+    Args:
+        function: The module; nobody else has it.
+        path: Its dotted path in the frozen module.
+        options: How the model was converted.
+        weights: The rounded copies.
+        parent: The runner of the eager piece that it is in.
+
+    Attributes:
+        traceables: The programs that Dynamo can trace through.
+    """
+
+    _surveys = False
+
+    def __init__(
+        self,
+        function: nn.Module,
+        path: str,
+        options: Options,
+        weights: FrozenWeights,
+        parent: Runner | None = None,
+    ) -> None:
+        self._weights = weights
+        self.traceables: list[Traceable] = []
+        super().__init__(function, path, options, parent)
+
+    def _new_watch(self) -> ModuleWatch | None:
+        assert isinstance(self.function, nn.Module)
+        return SealedWatch(self.function)
+
+    def _below(self, child: nn.Module, path: str) -> Runner:
+        return FrozenRunner(child, path, self.options, self._weights, self)
+
+    def _program(self, captured: Captured, sizes: Sizes, keep: Callable[..., torch.Tensor] | None) -> Program:
+        return build_program(captured, self.function, self.options.policy, sizes, keep, self._weights)
+
+    def _keep(self, key: Any, program: Program) -> None:
+        super()._keep(key, program)
+        found = None if self.path else traceable(program, key)
+        if found is not None:
+            self.traceables = [found, *self.traceables]

@@ -1,0 +1,186 @@
+"""The weights of a frozen module: which copies there are of each, and what programs read instead of casting.
+
+==========================================  ====================================  ===========================
+what programs and eager code do with it     in the module tree                    beside it
+==========================================  ====================================  ===========================
+only casts, all to one dtype                :class:`RoundedWeight`, no float32    nothing
+casts and other uses                        a float32 parameter                   one rounded copy a dtype
+no casts, or its Python runs eagerly        a float32 parameter                   nothing
+==========================================  ====================================  ===========================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Graph, Node
+
+from fxamp.capture.sources import Constant, Place, Source
+from fxamp.errors import FrozenError
+from fxamp.ir.blocks import is_source
+from fxamp.ir.rounded_weight import RoundedWeight
+from fxamp.ir.where import locate
+from fxamp.passes.fold_weight_casts import FoldWeightCasts
+from fxamp.runtime.watch import Slot, TensorWatch
+
+__all__ = ["FrozenTensors", "FrozenWeights"]
+
+
+class FrozenWeights:
+    """The rounded copies of one frozen module's weights.
+
+    Args:
+        unfolded: Weights, by ``id``, whose casts stay in the graphs, since eager code uses them too.
+    """
+
+    def __init__(self, unfolded: frozenset[int] = frozenset()) -> None:
+        self._unfolded = unfolded
+        self._copies: dict[tuple[int, torch.dtype], _Copy] = {}
+
+    def fold(
+        self, graph: Graph, sources: Mapping[Node, Source], root: nn.Module, written: set[object]
+    ) -> dict[Node, Source]:
+        """Make *graph* read rounded copies; the sources that it then has.
+
+        Args:
+            graph: A rewritten graph.
+            sources: What its ``get_attr`` nodes stand for.
+            root: The module that the places of the sources are in.
+            written: The targets of the sources that the call writes to.
+
+        Raises:
+            FrozenError: It reads the float32 values of a weight that has none, or writes to a weight.
+        """
+        tensors = {
+            str(node.target): source.slot(root)[source.name]
+            for node, source in sources.items()
+            if isinstance(source, Place) and source.kind == "_parameters"
+        }
+        self._refuse_writes(tensors, written)
+        foldable = {
+            name: tensor.is_contiguous()
+            for name, tensor in tensors.items()
+            if id(tensor) not in self._unfolded and name not in written
+        }
+        FoldWeightCasts(foldable).run(graph)
+        found: dict[Node, Source] = {}
+        for node in graph.nodes:
+            if "rounded" in node.meta:
+                target, dtype = node.meta["rounded"]
+                found[node] = Constant(self.rounded(tensors[target], dtype, node))
+            elif is_source(node):
+                found[node] = sources[node]
+                if isinstance(tensors.get(str(node.target)), RoundedWeight):
+                    raise FrozenError(_needs_float32(node))
+        return found
+
+    def _refuse_writes(self, tensors: Mapping[str, torch.Tensor], written: set[object]) -> None:
+        copied = {identity for identity, _ in self._copies}
+        for name, tensor in tensors.items():
+            if name in written and (isinstance(tensor, RoundedWeight) or id(tensor) in copied):
+                raise FrozenError(f"forward writes to the weight {name!r}, which is frozen")
+
+    def rounded(self, weight: torch.Tensor, dtype: torch.dtype, node: Node) -> torch.Tensor:
+        """The one copy of *weight* in *dtype*; made if there is none yet."""
+        if isinstance(weight, RoundedWeight):
+            if weight.low.dtype is dtype:
+                return weight.low
+            raise FrozenError(_needs_float32(node))
+        key = id(weight), dtype
+        if key not in self._copies:
+            self._copies.setdefault(key, _Copy(weight, dtype))  # another thread may have been faster
+        return self._copies[key].low
+
+    def refresh(self) -> None:
+        """Round anew what has been written to."""
+        for copy in self._copies.values():
+            copy.refresh()
+
+    def watch(
+        self, graph: Graph, sources: Mapping[Node, Source], slots: Sequence[Slot], root: nn.Module
+    ) -> FrozenTensors:
+        """The tensors in *slots*, those of *graph*'s *sources* in their order."""
+        nodes = [node for node in graph.nodes if is_source(node)]
+        read = {id(holder[name]) for holder, name in slots}
+        return FrozenTensors(
+            slots,
+            root,
+            changing=[index for index, node in enumerate(nodes) if _may_change(sources[node])],
+            copies=[copy for copy in self._copies.values() if id(copy.low) in read],
+        )
+
+    def copies(self) -> list[torch.Tensor]:
+        """The rounded copies that are kept beside float32 weights."""
+        return [copy.low for copy in self._copies.values()]
+
+
+class _Copy:
+    """A rounded copy beside a float32 weight."""
+
+    def __init__(self, weight: torch.Tensor, dtype: torch.dtype) -> None:
+        self.weight = weight
+        with torch.inference_mode(mode=False), torch.no_grad():
+            self.low = weight.to(dtype)
+        self._version = weight._version
+
+    def refresh(self) -> None:
+        """Round the weight anew if it was written to."""
+        if self.weight._version != self._version:
+            self._version = self.weight._version
+            with torch.inference_mode(mode=False), torch.no_grad():
+                self.low.copy_(self.weight)
+
+
+class FrozenTensors:
+    """The tensors that a program of a frozen module reads.
+
+    Parameters and constants are the same objects for good.  Only what ``forward`` may put another tensor
+    into, buffers and plain attributes, is read anew.
+
+    Args:
+        slots: Where the program's tensors are.
+        root: The module tree.
+        changing: The indices of those that are read anew.
+        copies: Those among them that are beside a float32 weight, which somebody might write to.
+    """
+
+    def __init__(
+        self, slots: Sequence[Slot], root: nn.Module, *, changing: Sequence[int], copies: Sequence[_Copy]
+    ) -> None:
+        self._tensors = [holder[name] for holder, name in slots]
+        self._changing, self._copies = tuple(changing), tuple(copies)
+        self._watch = TensorWatch([slots[index] for index in changing], root) if changing else None
+
+    def read(self) -> list[torch.Tensor] | None:
+        """The tensors; ``None`` if a buffer is not what was captured."""
+        for copy in self._copies:
+            copy.refresh()
+        if self._watch is None:
+            return self._tensors
+        now = self._watch.read()
+        if now is None:
+            return None
+        tensors = self._tensors.copy()
+        for index, tensor in zip(self._changing, now, strict=True):
+            tensors[index] = tensor
+        return tensors
+
+    def difference(self) -> str:
+        """What has changed, for people; ``""`` if nothing has."""
+        return "" if self._watch is None else self._watch.difference()
+
+
+def _may_change(source: Source) -> bool:
+    return isinstance(source, Place) and source.kind != "_parameters"
+
+
+def _needs_float32(node: Node) -> str:
+    users: list[Any] = [locate(user) for user in node.users]
+    return (
+        f"a call needs the float32 weight {node.target!r}, of which only the low precision copy is kept\n"
+        f"  used by {users[0] if users else 'the result'}\n"
+        "  freeze again with an example of such a call:  fxamp.freeze(amp, example_args)"
+    )

@@ -1,0 +1,154 @@
+"""Read the rounded copy of a weight instead of casting the weight, in a module whose weights do not change.
+
+The copy is the very cast, made once, so its uses get the same bits.  Rounding and moving data can change
+places, so ``cast(move(weight))`` becomes ``move(copy)``, where both give the same strides, too: a kernel may
+choose its order of summation by them.  That is so for
+
+* views with all elements of a dense weight (``t``, ``view``, ...), whose strides a cast keeps;
+* rows of a contiguous weight (``weight[3]``, ``weight[2:4]``), which are dense themselves;
+* copies (``weight[index]``, ``embedding``), in a graph that writes to nothing: the new tensor is the model's
+  to write to, perhaps through a view.
+
+No gradient reaches the weight any more: inference-exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Graph, Node
+
+from fxamp.ir.facts import fact_of_node
+from fxamp.ir.operators import TO_DTYPE, is_inplace, is_to_dtype
+from fxamp.passes.base import Pass
+
+__all__ = ["FoldWeightCasts", "is_cast_of_weight"]
+
+_aten = torch.ops.aten
+_VIEWS = frozenset(
+    {
+        _aten.t.default, _aten.transpose.int, _aten.permute.default, _aten.numpy_T.default, _aten.mT.default,
+        _aten.view.default, _aten.unsqueeze.default, _aten.squeeze.dim, _aten.squeeze.default,
+        _aten.unflatten.int,
+    }
+)  # fmt: skip
+_ROWS = frozenset({_aten.select.int, _aten.slice.Tensor})
+_COPIES = frozenset(
+    {
+        _aten.index.Tensor, _aten.index_select.default, _aten.embedding.default, _aten.reshape.default,
+        _aten.flatten.using_ints,
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FoldWeightCasts(Pass):
+    """No cast of a weight is left in the graph, nor one of a weight that is only moved before.
+
+    Attributes:
+        weights: The targets of the ``get_attr`` nodes that are weights which nothing writes to, and whether
+            each is contiguous.  A node that this pass makes has the weight's target and the dtype in its
+            ``meta["rounded"]``.
+    """
+
+    name: ClassVar[str] = "fold-weight-casts"
+    weights: Mapping[str, bool]
+
+    def run(self, graph: Graph) -> bool:
+        changed = False
+        moves = _VIEWS if any(map(_writes, graph.nodes)) else _VIEWS | _COPIES
+        for node in list(graph.nodes):
+            if node.op == "get_attr" and node.target in self.weights and "rounded" not in node.meta:
+                changed |= _fold(graph, node, moves, contiguous=self.weights[str(node.target)])
+        return changed
+
+
+def is_cast_of_weight(node: Node) -> bool:
+    """Whether *node* is a cast that autocast makes, to a low precision dtype."""
+    return is_to_dtype(node) and "inserted" in node.meta and node.args[1] in (torch.float16, torch.bfloat16)
+
+
+def _writes(node: Node) -> bool:
+    return isinstance(node.target, OpOverload) and is_inplace(node.target)
+
+
+def _fold(graph: Graph, weight: Node, moves: frozenset[OpOverload], *, contiguous: bool) -> bool:
+    changed = False
+    for cast in list(_casts_behind(weight, moves, contiguous=contiguous)):
+        _cast_before_moves(graph, weight, cast)
+        changed = True
+    copies: dict[torch.dtype, Node] = {}
+    for cast in [user for user in weight.users if is_cast_of_weight(user)]:
+        dtype = cast.args[1]
+        assert isinstance(dtype, torch.dtype)
+        if dtype not in copies:
+            copies[dtype] = _copy(graph, weight, cast, dtype)
+        cast.replace_all_uses_with(copies[dtype])
+        graph.erase_node(cast)
+        changed = True
+    if not weight.users and changed:
+        graph.erase_node(weight)
+    return changed
+
+
+def _copy(graph: Graph, weight: Node, cast: Node, dtype: torch.dtype) -> Node:
+    """The source that stands for *cast* from now on."""
+    with graph.inserting_after(weight):
+        copy = graph.create_node("get_attr", f"{weight.target}_{dtype.abbr}", name=f"{weight.name}_low")
+    copy.meta.update(fact=cast.meta["fact"], rounded=(weight.target, dtype), where=cast.meta.get("where"))
+    return copy
+
+
+def _casts_behind(node: Node, moves: frozenset[OpOverload], *, contiguous: bool) -> Iterator[Node]:
+    """The casts of what *moves*, and rows of a *contiguous* tensor, make of *node*."""
+    for user in node.users:
+        is_row = contiguous and _takes_rows(user)
+        if user.args[:1] != (node,) or not (is_row or user.target in moves):
+            continue
+        for after in user.users:
+            if is_cast_of_weight(after):
+                yield after
+        yield from _casts_behind(user, moves, contiguous=is_row)
+
+
+def _takes_rows(node: Node) -> bool:
+    return node.target in _ROWS and node.args[1:2] == (0,) and node.args[4:] in ((), (1,))
+
+
+def _cast_before_moves(graph: Graph, weight: Node, cast: Node) -> None:
+    moves: list[Node] = []
+    node = cast.args[0]
+    while node is not weight:
+        assert isinstance(node, Node)
+        moves.append(node)
+        node = node.args[0]
+    with graph.inserting_after(weight):
+        value = graph.call_function(TO_DTYPE, (weight, cast.args[1]))
+    value.meta.update(cast.meta, fact=_cast_fact(weight, cast))
+    for move in reversed(moves):
+        with graph.inserting_after(move):
+            value = _on_another(graph, move, value)
+        value.meta["fact"] = _cast_fact(move, cast)
+    cast.replace_all_uses_with(value)
+    for dead in (cast, *moves):
+        if not dead.users:
+            graph.erase_node(dead)
+
+
+def _on_another(graph: Graph, move: Node, value: Node) -> Node:
+    """*move* of *value* instead of its first argument."""
+    moved = graph.node_copy(move, lambda node: node)
+    moved.args = (value, *move.args[1:])
+    moved.meta.pop("val", None)
+    return moved
+
+
+def _cast_fact(node: Node, cast: Node) -> object:
+    fact, to = fact_of_node(node), fact_of_node(cast)
+    assert fact is not None
+    assert to is not None
+    return replace(fact, dtype=to.dtype, leaf=False, requires_grad=False)
