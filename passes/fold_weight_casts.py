@@ -9,7 +9,8 @@ choose its order of summation by them.  That is so for
 * copies (``weight[index]``, ``embedding``), in a graph that writes to nothing: the new tensor is the model's
   to write to, perhaps through a view.
 
-No gradient reaches the weight any more: inference-exact.
+No gradient reaches the weight any more: inference-exact.  The switches that let a cast record gradients
+(``insert-casts``) go with the casts between them.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class FoldWeightCasts(Pass):
         for node in list(graph.nodes):
             if node.op == "get_attr" and node.target in self.weights and "rounded" not in node.meta:
                 changed |= _fold(graph, node, moves, contiguous=self.weights[str(node.target)])
-        return changed
+        return _drop_switches(graph) or changed
 
 
 def is_cast_of_weight(node: Node) -> bool:
@@ -93,6 +94,19 @@ def _fold(graph: Graph, weight: Node, moves: frozenset[OpOverload], *, contiguou
     if not weight.users and changed:
         graph.erase_node(weight)
     return changed
+
+
+def _drop_switches(graph: Graph) -> bool:
+    """Erase the pairs of switches, of whether gradients are recorded, that casts have stood between."""
+    empty = [
+        node
+        for node in graph.nodes
+        if "written" in node.meta and node.args == (True,) and node.next.meta.get("written")
+    ]
+    for node in empty:
+        graph.erase_node(node.next)
+        graph.erase_node(node)
+    return bool(empty)
 
 
 def _copy(graph: Graph, weight: Node, cast: Node, dtype: torch.dtype) -> Node:

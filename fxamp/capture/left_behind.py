@@ -29,6 +29,7 @@ from fxamp.ir.regions import Region, enter_region, no_autocast
 
 __all__ = ["replace_left_behind"]
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 Around = Callable[[Region], AbstractContextManager[object]]
 
 
@@ -97,8 +98,7 @@ class _Values:
         self._known: dict[Node, Any] = {node: tensor.detach() for node, tensor in reals.items()}
         self._around = around
         self._regions: dict[Node, Region] = {}
-        dense = [tensor for tensor in reals.values() if tensor.layout is torch.strided]
-        self.given = {tensor.untyped_storage().data_ptr() for tensor in dense}
+        self._given = list(reals.values())
         for node in graph.nodes:
             if node.target is enter_region:
                 region = node.args[0]
@@ -116,7 +116,15 @@ class _Values:
             return None
         if not alike or real.dtype is not fake.dtype:
             return None
-        return real.clone() if real.untyped_storage().data_ptr() in self.given else real
+        return real.clone() if self._is_given(real) else real
+
+    def _is_given(self, real: torch.Tensor) -> bool:
+        """Whether *real* shares its memory with an input or a parameter, which must not change places."""
+        address = real.untyped_storage().data_ptr()
+        dense = [
+            tensor for tensor in self._given if type(tensor) in _PLAIN and tensor.layout is torch.strided
+        ]
+        return any(tensor.untyped_storage().data_ptr() == address for tensor in dense)
 
     def of(self, node: Node) -> Any:
         """The value of *node*; raises if something impure, or anything unknown, has a part in it."""

@@ -56,8 +56,7 @@ def test_all_casts_of_a_weight_are_one_source_and_those_of_other_tensors_stay() 
         %linear_1: bf16[2, 4] = linear(%linear, %w_low)
         %b: f32[4, 4] = b
         %b_bf16: bf16[4, 4] = to(%b, bf16)
-        %x_bf16_1: bf16[2, 4] = to(%x, bf16)
-        %linear_2: bf16[2, 4] = linear(%x_bf16_1, %b_bf16)
+        %linear_2: bf16[2, 4] = linear(%x_bf16, %b_bf16)
         %add: bf16[2, 4] = add(%linear_1, %linear_2)
         return [%add]
         """,
@@ -109,8 +108,7 @@ def test_a_cast_behind_a_view_with_all_elements_is_folded_and_one_behind_columns
         %slice_1: f32[4, 2] = slice(%w, 1, 0, 2)
         %repeat: f32[4, 4] = repeat(%slice_1, [1, 2])
         %repeat_bf16: bf16[4, 4] = to(%repeat, bf16)
-        %x_bf16_1: bf16[2, 4] = to(%x, bf16)
-        %matmul_1: bf16[2, 4] = matmul(%x_bf16_1, %repeat_bf16)
+        %matmul_1: bf16[2, 4] = matmul(%x_bf16, %repeat_bf16)
         %add: bf16[2, 4] = add(%matmul, %matmul_1)
         return [%add]
         """,
@@ -143,8 +141,7 @@ def test_rows_and_gathers_are_taken_from_the_copy() -> None:
         %x_bf16: bf16[2, 4] = to(%x, bf16)
         %linear: bf16[2, 2] = linear(%x_bf16, %slice_2)
         %repeat: bf16[2, 4] = repeat(%linear, [1, 2])
-        %x_bf16_1: bf16[2, 4] = to(%x, bf16)
-        %matmul: bf16[2, 4] = matmul(%x_bf16_1, %index_1)
+        %matmul: bf16[2, 4] = matmul(%x_bf16, %index_1)
         %add: bf16[2, 4] = add(%repeat, %matmul)
         return [%add]
         """,
@@ -171,8 +168,7 @@ def test_a_gather_that_is_written_to_is_cast_as_before() -> None:
         %linear: bf16[2, 2] = linear(%x_bf16, %slice_2)
         %repeat: bf16[2, 4] = repeat(%linear, [1, 2])
         %index_bf16: bf16[4, 4] = to(%index, bf16)
-        %x_bf16_1: bf16[2, 4] = to(%x, bf16)
-        %matmul: bf16[2, 4] = matmul(%x_bf16_1, %index_bf16)
+        %matmul: bf16[2, 4] = matmul(%x_bf16, %index_bf16)
         %add: bf16[2, 4] = add(%repeat, %matmul)
         return [%add]
         """,
