@@ -95,7 +95,7 @@ class _Values:
     def __init__(
         self, graph: Graph, region: Region, reals: Mapping[Node, torch.Tensor], around: Around
     ) -> None:
-        self._known: dict[Node, Any] = {node: tensor.detach() for node, tensor in reals.items()}
+        self._known: dict[Node, Any] = dict(reals)
         self._around = around
         self._regions: dict[Node, Region] = {}
         self._given = list(reals.values())
