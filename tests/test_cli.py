@@ -235,3 +235,32 @@ def test_a_signal_ends_a_real_process() -> None:
         _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
     assert errors == "interrupted\n"
+
+
+def test_the_rules_of_a_device_type_are_printed_with_their_reasons(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["policy", "cuda", "--dtype", "fp16", "--op", "softmax"]) == 0
+    printed = capsys.readouterr().out
+    assert "aten::softmax.int" in printed
+    assert "fp32_set_opt_dtype" in printed
+    assert "aten::mm" not in printed
+    assert main(["policy", "cuda", "--torch-version", "2.11", "--op", "rms_norm"]) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [["policy"], ["policy", "nope"], ["policy", "cuda", "--torch-version", "1.0"]], ids=str
+)
+def test_a_policy_that_there_is_not_gives_2(arguments: list[str]) -> None:
+    assert main(arguments) == 2
+
+
+def test_a_plan_goes_from_the_report_to_the_next_command(
+    models: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = tmp_path / "plan.json"
+    assert main(["report", f"{models}:small", "--dtype", "bf16", "--plan", str(plan)]) == 0
+    assert main(["report", f"{models}:small", "--policy", str(plan)]) == 0
+    assert main(["policy", "--policy", str(plan)]) == 0
+    assert "Policy(cpu, torch.bfloat16" in capsys.readouterr().out
+    assert main(["report", f"{models}:small", "--plan", str(tmp_path / "nowhere" / "plan.json")]) == 2

@@ -19,14 +19,16 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType, ModuleType
 
 from fxamp import __version__
-from fxamp.cli import compare, demo, report
+from fxamp.cli import compare, demo, policy, report
 from fxamp.cli.crash import describe
 from fxamp.cli.factories import UsageError
 from fxamp.errors import ArgumentError
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS: Mapping[str, ModuleType] = MappingProxyType({"report": report, "compare": compare, "demo": demo})
+COMMANDS: Mapping[str, ModuleType] = MappingProxyType(
+    {"report": report, "compare": compare, "policy": policy, "demo": demo}
+)
 """The commands by name, in the order of the help."""
 
 _INTERRUPTED = 130

@@ -8,6 +8,7 @@ import torch
 from rich.console import Console
 
 from fxamp.api import convert
+from fxamp.cli.factories import UsageError
 from fxamp.cli.options import DTYPES, add_model, made_of, policy_of, write_json
 from fxamp.compare.inputs import items_of
 
@@ -19,6 +20,7 @@ SUMMARY = "which operator runs in which dtype and why, which casts are made, wha
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``fxamp report``."""
     add_model(parser)
+    parser.add_argument("--plan", metavar="FILE", help="write the plan there, to be used with --policy")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -35,6 +37,11 @@ def run(options: argparse.Namespace) -> int:
         amp(*item.args, **item.kwargs)
         if amp.eager_modules:
             amp(*item.args, **item.kwargs)  # captures the modules below them
+    if options.plan:
+        try:
+            amp.plan().write(options.plan)
+        except OSError as error:
+            raise UsageError(f"cannot write {options.plan}: {error.strerror}") from error
     report = amp.report()
     if options.json:
         write_json(report.to_json(), options.json)

@@ -171,6 +171,19 @@ def test_what_contradicts_the_policy_is_refused() -> None:
         fxamp.convert(nn.Linear(1, 1), dtype=BF16, policy=policy)
 
 
+@pytest.mark.parametrize("overridden", [False, True])
+def test_a_frozen_module_keeps_the_casts_of_the_device(overridden: bool) -> None:
+    policy = Policy.native("cuda", F16)
+    policy = policy.keep("float32", module="head") if overridden else policy
+    tokens = torch.randint(0, 30, (2, 5))
+    amp = fxamp.convert(seeded(SmallTransformer).eval(), policy=policy)
+    with torch.no_grad():
+        wanted = amp(tokens)
+        found = fxamp.freeze(amp, (tokens,))(tokens)
+    assert found["logits"].dtype is (F32 if overridden else F16)
+    assert all(equal(found[name], wanted[name]) for name in wanted)
+
+
 # --- the meta device ------------------------------------------------------------------------------------
 
 
