@@ -172,6 +172,8 @@ class Recorder(BlockRecorder):
         try:
             ruling = self.by.ruling_on(func, fake_args, fake_kwargs) if self.by is not None else None
             result = self._dispatch(func, fake_args, fake_kwargs, where, ruling)
+            if not torch.is_grad_enabled():
+                _end_gradient(result, (fake_args, fake_kwargs))
         except (CaptureError, PolicyError):
             raise
         except Exception as error:
@@ -241,6 +243,18 @@ class Recorder(BlockRecorder):
         result = func(real)
         self._annotate(node, result)
         return self._track_result(func, node, result)
+
+
+def _end_gradient(result: Any, given: Any) -> None:
+    """Without gradients no new tensor requires one; some decompositions (``constant_pad_nd``) forget it."""
+    own = [
+        leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+    ]
+    if own:
+        known = {id(leaf) for leaf in pytree.tree_leaves(given)}
+        for tensor in own:
+            if id(tensor) not in known and tensor.is_leaf:
+                tensor.requires_grad_(False)  # noqa: FBT003
 
 
 def _consults_autocast(func: OpOverload, device_type: str) -> bool:

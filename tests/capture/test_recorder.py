@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+import fxamp
 from fxamp.capture.symbols import Sizes
 from fxamp.errors import CaptureError, PolicyError
 from fxamp.ir.text import show
@@ -199,3 +200,13 @@ def test_a_model_whose_calls_were_captured_can_be_freed() -> None:
     models.clear()
     gc.collect()
     assert alive() is None
+
+
+def test_what_is_padded_without_gradients_requires_none() -> None:
+    def asks(x: torch.Tensor) -> torch.Tensor:
+        padded = torch.nn.functional.pad(x[:, 1:], (0, 1), value=0.1)
+        return padded * 2 if padded.requires_grad or padded.is_leaf is False else padded
+
+    x = torch.ones(2, 4, requires_grad=True)
+    with torch.no_grad():
+        assert torch.equal(fxamp.convert(asks, device_type="cpu", dtype=torch.bfloat16)(x), asks(x))
