@@ -172,8 +172,6 @@ class Recorder(BlockRecorder):
         try:
             ruling = self.by.ruling_on(func, fake_args, fake_kwargs) if self.by is not None else None
             result = self._dispatch(func, fake_args, fake_kwargs, where, ruling)
-            if not torch.is_grad_enabled():
-                _end_gradient(result, (fake_args, fake_kwargs))
         except (CaptureError, PolicyError):
             raise
         except Exception as error:
@@ -216,6 +214,8 @@ class Recorder(BlockRecorder):
             if any(text in str(error) for text in _AUTOCAST_ERRORS):
                 raise PolicyError(f"{error}\n  at {func.name()} ({where})") from error
             raise
+        if not torch.is_grad_enabled():
+            _end_gradient(result, (args, kwargs))
         consults = self._region.enabled and func.name() in REENTRANT
         if consults and not self.concrete and not is_inplace(func):
             call = partial(self.by.call_in, self._region, func) if self.by is not None else None
@@ -247,14 +247,12 @@ class Recorder(BlockRecorder):
 
 def _end_gradient(result: Any, given: Any) -> None:
     """Without gradients no new tensor requires one; some decompositions (``constant_pad_nd``) forget it."""
-    own = [
-        leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad
-    ]
-    if own:
-        known = {id(leaf) for leaf in pytree.tree_leaves(given)}
-        for tensor in own:
-            if id(tensor) not in known and tensor.is_leaf:
-                tensor.requires_grad_(False)  # noqa: FBT003
+    tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    leaves = [tensor for tensor in tensors if tensor.requires_grad and tensor.is_leaf]
+    known = {id(leaf) for leaf in pytree.tree_leaves(given)} if leaves else ()
+    for tensor in leaves:
+        if id(tensor) not in known:
+            tensor.requires_grad_(requires_grad=False)
 
 
 def _consults_autocast(func: OpOverload, device_type: str) -> bool:
