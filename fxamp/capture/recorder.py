@@ -252,7 +252,7 @@ def _end_gradient(result: Any, given: Any) -> None:
     known = {id(leaf) for leaf in pytree.tree_leaves(given)} if leaves else ()
     for tensor in leaves:
         if id(tensor) not in known:
-            tensor.requires_grad_(requires_grad=False)
+            tensor.requires_grad = False
 
 
 def _consults_autocast(func: OpOverload, device_type: str) -> bool:
