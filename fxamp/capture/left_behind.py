@@ -68,7 +68,7 @@ def _held(nodes: Sequence[Node]) -> list[Node]:
     for graph in {node.graph for node in nodes}:
         for node in graph.nodes:
             map_aggregate(node.meta.get("val"), count)
-    made = [node for node in nodes if node.op == "call_function"]
+    made = [n for n in nodes if n.op == "call_function" and not n.meta["val"].requires_grad]
     return [node for node in made if sys.getrefcount(node.meta["val"]) - 1 > own[id(node.meta["val"])]]
 
 
@@ -107,8 +107,6 @@ class _Values:
     def stand_in_for(self, node: Node) -> torch.Tensor | None:
         """The real tensor for the fake of *node*; ``None`` if there is none like it."""
         fake = node.meta["val"]
-        if fake.requires_grad:
-            return None
         try:
             real: torch.Tensor = self.of(node)
             alike = real.shape == torch.Size(map(_size, fake.shape)) and real.device == fake.device
