@@ -20,6 +20,7 @@ from torch.fx.node import map_aggregate
 from torch.utils.weak import TensorWeakRef
 
 from fxamp.capture.attribute_reads import Read
+from fxamp.capture.guards import Opening
 from fxamp.capture.pause import Pause
 from fxamp.capture.plain_fakes import fake_like
 from fxamp.capture.policy_dispatch import PolicyDispatch, inputs_of, site_of
@@ -34,7 +35,7 @@ from fxamp.capture.segments import (
     are_held,
 )
 from fxamp.capture.sources import Constant, Source
-from fxamp.capture.symbols import Opening, SizeNodes
+from fxamp.capture.symbols import SizeNodes
 from fxamp.errors import CaptureError
 from fxamp.ir.facts import fact_of, is_cacheable_leaf
 from fxamp.ir.operators import is_inplace, operator_name

@@ -22,9 +22,10 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fxamp.capture.attribute_reads import Read
 from fxamp.capture.dtype_reads import DtypeRead
+from fxamp.capture.guards import Opening
 from fxamp.capture.sources import Place, Source
 from fxamp.capture.structure import Spec
-from fxamp.capture.symbols import Opening, Sizes
+from fxamp.capture.symbols import Sizes
 from fxamp.errors import CaptureError
 from fxamp.ir.regions import Region
 from fxamp.policy.scopes import PlacedPolicy

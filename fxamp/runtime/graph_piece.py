@@ -19,10 +19,10 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from fxamp.capture.capture import capture, plain_saved_tensors
+from fxamp.capture.guards import Guard, shape_guard
 from fxamp.capture.segments import Captured
 from fxamp.capture.sources import Constant
 from fxamp.capture.structure import Spec, flatten, unflatten
-from fxamp.capture.symbols import Guard, shape_guard
 from fxamp.errors import CaptureError, InvariantError, PolicyError
 from fxamp.ir.regions import Region, no_autocast
 from fxamp.passes import build_pipeline, run_passes

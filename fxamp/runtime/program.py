@@ -17,10 +17,11 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from fxamp.capture.capture import plain_saved_tensors
+from fxamp.capture.guards import Guard, shape_guard
 from fxamp.capture.segments import Captured, Number, Origin, Outer
 from fxamp.capture.sources import Constant, Place, Source
 from fxamp.capture.structure import Spec, mutable_objects, set_contents, unflatten
-from fxamp.capture.symbols import Guard, Sizes, shape_guard
+from fxamp.capture.symbols import Sizes
 from fxamp.ir.blocks import Checkpointed, is_source
 from fxamp.ir.cost import note_sizes
 from fxamp.ir.region_code import RegionCode, is_named

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from fxamp.capture.capture import capture
+from fxamp.capture.guards import Guard, shape_guard
 from fxamp.capture.segments import Captured
 from fxamp.capture.structure import flatten
-from fxamp.capture.symbols import Guard, shape_guard
 from fxamp.ir.text import show
 from tests.passes.checks import BF16
 
