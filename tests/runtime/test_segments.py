@@ -703,10 +703,14 @@ def test_what_python_has_dropped_at_a_read_is_not_kept_alive(monkeypatch: pytest
     run = program_module.Operator.run
 
     def counting(self: Any, values: Any) -> Any:
-        gc.collect()
-        live = [o for o in gc.get_objects() if type(o) is Tensor and o.numel() >= 4 * large]
-        counts.append(len(live))
+        counts.append(len(large_tensors()) - len(others))
         return run(self, values)
+
+    def large_tensors() -> list[Tensor]:
+        gc.collect()
+        return [o for o in gc.get_objects() if type(o) is Tensor and o.numel() >= 4 * large]
+
+    others = large_tensors()  # what other tests have left
 
     monkeypatch.setattr(program_module.Operator, "run", counting)
     amp = fxamp.convert(Reads(drops).eval(), device_type="cpu", dtype=torch.bfloat16)
