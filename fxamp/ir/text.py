@@ -8,7 +8,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from fxamp.ir.facts import Fact
 from fxamp.ir.operators import operator_name
-from fxamp.ir.regions import Region
+from fxamp.ir.region_code import is_named
 
 __all__ = ["show"]
 
@@ -71,7 +71,7 @@ def _value(value: object) -> str:
         return f"[{', '.join(_value(item) for item in value)}]"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key!r}: {_value(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, Region):
+    if is_named(value):
         return str(value)
     if isinstance(value, OpOverload):
         return operator_name(value)
