@@ -216,7 +216,8 @@ def test_ctrl_c_ends_it_quietly(
 
 def test_a_signal_ends_a_real_process() -> None:
     code = (
-        "import sys; import fxamp.cli.main as m; import fxamp.cli.report as r, time\n"
+        "import signal, sys; import fxamp.cli.main as m; import fxamp.cli.report as r, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a job in the background ignores it
         "def run(options):\n    print('ready', flush=True); time.sleep(60)\n"
         "r.run = run; sys.exit(m.main(['report', 'x:y']))"
     )
