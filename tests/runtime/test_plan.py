@@ -140,6 +140,7 @@ def is_small(entry: Entry) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
 def test_the_zoo_gets_the_same_graphs_again_from_its_plans(tmp_path: Path) -> None:
     compared = 0
     for entry in filter(is_small, (*entries("nn"), *entries("torchvision"))):
