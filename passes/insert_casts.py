@@ -10,8 +10,9 @@ Where a cast stands decides in which order gradients are added up, so the places
 * anew for every use of an activation;
 * once for a float32 leaf that requires grad (eager's weight cache), at its first use, and with gradients
   recorded even inside ``no_grad`` (torch pull request 165068); ``matmul`` picks its kernel by whether its
-  second argument requires grad.  The key is the tensor alone: a region of
-  another dtype inside gets the cast of the outer one, and mostly fails on it, as in eager.
+  second argument requires grad.  Where no user of the leaf records gradients or looks at that, they are not
+  recorded.  The key is the tensor alone: a region of another dtype inside gets the cast of the outer one, and
+  mostly fails on it, as in eager.
 """
 
 from __future__ import annotations
@@ -39,6 +40,11 @@ from fxamp.policy.table import REDISPATCHES
 __all__ = ["InsertCasts"]
 
 _TENSORS = ("Tensor", "Optional[Tensor]", "List[Tensor]")
+# Their implementations ask whether an argument requires grad only while gradients are recorded, if at all
+# (aten/src/ATen/native/Convolution.cpp); ``matmul`` always does (``should_fold`` in LinearAlgebra.cpp).
+_BLIND_TO_GRADIENTS = frozenset(
+    f"aten::{name}" for name in ("mm", "addmm", "conv1d", "conv2d", "conv3d", "convolution", "_convolution")
+)
 _CASTING = (CastPolicy.LOWER_PRECISION_FP, CastPolicy.FP32, CastPolicy.PROMOTE)
 
 
@@ -123,7 +129,8 @@ class _Writer:
         if not is_kept or is_custom or target is not self.decision.low:
             return self._write(value, target, grad=self.node.meta["grad"])
         if value not in self.kept:
-            self.kept[value] = self._write(value, target, grad=True)
+            grad = any(user.meta.get("grad") or _looks_at_gradients(user) for user in value.users)
+            self.kept[value] = self._write(value, target, grad=grad)
             self.kept[value].meta["kept"] = True
         return self.kept[value]
 
@@ -196,3 +203,15 @@ class _Writer:
     def _set_grad(self, enabled: bool) -> None:  # noqa: FBT001
         node = self.graph.call_function(set_grad_enabled, (enabled,))
         node.meta.update(region=self.node.meta["region"], grad=enabled, fact=None, written=True)
+
+
+def _looks_at_gradients(node: Node) -> bool:
+    """Whether what *node* does may hang on which of its arguments require grad, where none is recorded."""
+    name = operator_name(node.target)
+    if name == "aten::linear":  # of more than two dimensions it may be a matmul
+        fact = fact_of_node(node.args[0])
+        return fact is None or len(fact.shape) > _MATRIX
+    return name not in _BLIND_TO_GRADIENTS
+
+
+_MATRIX = 2

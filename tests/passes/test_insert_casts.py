@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fxamp.ir.regions import Region
+from fxamp.ir.text import show
 from fxamp.passes.insert_casts import InsertCasts
 from fxamp.policy import Policy
 from tests.passes.checks import check, prepared
@@ -305,3 +306,20 @@ def test_an_operator_without_a_dtype_argument_is_exchanged_for_the_one_that_has_
             return [%norm]
         """,
     )
+
+
+def _under_no_grad(rank: int) -> str:
+    weight = torch.nn.Parameter(torch.ones(4, 4))
+
+    def model(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return torch.nn.functional.linear(x, weight)
+
+    step = prepared(InsertCasts, model, torch.ones(*[2] * (rank - 1), 4))
+    step.step(step.module)
+    return show(step.module)
+
+
+def test_under_no_grad_a_cast_records_gradients_only_for_who_looks_at_them() -> None:
+    assert "_set_grad_enabled(True)\n%_constant0_bf16" in _under_no_grad(3)
+    assert "_set_grad_enabled(True)\n%_constant0_bf16" not in _under_no_grad(2)
