@@ -49,6 +49,9 @@ class Decision:
     ruling: Ruling = NO_OVERRIDE
     returns: torch.dtype | None = None
 
+    def __str__(self) -> str:
+        return f"{self.rule.cast.value}: {self.rule.why}"
+
 
 @dataclass(frozen=True)
 class Classify(Pass):

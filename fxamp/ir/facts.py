@@ -16,7 +16,17 @@ import sympy
 import torch
 from torch.fx import Node
 
-__all__ = ["Fact", "Facts", "Size", "example_size", "fact_of", "fact_of_node", "is_cacheable_leaf", "size_of"]
+__all__ = [
+    "Fact",
+    "Facts",
+    "Size",
+    "dtype_names",
+    "example_size",
+    "fact_of",
+    "fact_of_node",
+    "is_cacheable_leaf",
+    "size_of",
+]
 
 Size: TypeAlias = "int | sympy.Expr"
 
@@ -95,6 +105,13 @@ def fact_of(value: object) -> Facts:
 
 def _takes_part_in_gradient(tensor: torch.Tensor) -> bool:
     return tensor.requires_grad and not torch.is_inference_mode_enabled()
+
+
+def dtype_names(facts: Facts) -> tuple[str, ...]:
+    """The dtypes in *facts*, in order, as ``bf16``."""
+    if isinstance(facts, Fact):
+        return (facts.dtype.abbr,)
+    return tuple(name for fact in facts for name in dtype_names(fact)) if isinstance(facts, tuple) else ()
 
 
 def fact_of_node(node: object) -> Fact | None:

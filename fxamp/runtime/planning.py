@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import torch
 from torch.fx import GraphModule, Node
 
-from fxamp.ir.facts import Fact
+from fxamp.ir.facts import dtype_names
 from fxamp.ir.operators import operator_name
 from fxamp.ir.regions import run_in_region
 from fxamp.ir.text import show
@@ -57,17 +57,11 @@ def _graph(module: GraphModule, program: Program) -> PlannedGraph:
 def _operator(node: Node) -> PlannedOperator:
     where, decision = node.meta.get("where"), node.meta.get("decision")
     target = node.args[1] if node.target is run_in_region else node.target
-    dtypes = [text for value in node.all_input_nodes for text in _dtypes(value.meta.get("fact"))]
-    rule = "" if decision is None else f"{decision.rule.cast.value}: {decision.rule.why}"
+    dtypes = [text for value in node.all_input_nodes for text in dtype_names(value.meta.get("fact"))]
+    rule = "" if decision is None else str(decision)
     return PlannedOperator(
         module=where.module if where else "",
         op=operator_name(target),
-        dtypes=f"{', '.join(dtypes)} -> {', '.join(_dtypes(node.meta['fact']))}",
+        dtypes=f"{', '.join(dtypes)} -> {', '.join(dtype_names(node.meta['fact']))}",
         rule="cast" if "inserted" in node.meta else rule,
     )
-
-
-def _dtypes(facts: object) -> list[str]:
-    if isinstance(facts, Fact):
-        return [facts.dtype.abbr]
-    return [text for fact in facts for text in _dtypes(fact)] if isinstance(facts, tuple) else []

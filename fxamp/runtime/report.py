@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 
 from fxamp.capture.dtype_reads import ChangedRead
 from fxamp.ir.blocks import CustomFunction
-from fxamp.ir.facts import Fact, Size
+from fxamp.ir.facts import Fact, Size, dtype_names
 from fxamp.ir.operators import operator_name
 from fxamp.ir.regions import run_in_region
 from fxamp.ir.render import as_html, as_text
@@ -344,7 +344,7 @@ def _is_operator(node: Node) -> bool:
 def _row(index: int, path: str, node: Node, told: set[Node]) -> OperatorRow:
     target = _called(node)
     decision = node.meta.get("decision")
-    rule = f"{decision.rule.cast.value}: {decision.rule.why}" if decision is not None else ""
+    rule = "" if decision is None else str(decision)
     if node.target is run_in_region or isinstance(target, CustomFunction):
         rule = "kept in a region: its kernel consults autocast itself"
     casts = [arg for arg in node.all_input_nodes if "inserted" in arg.meta and arg not in told]
@@ -355,8 +355,8 @@ def _row(index: int, path: str, node: Node, told: set[Node]) -> OperatorRow:
         op=operator_name(target),
         where=within(path, node.meta.get("where") or Where()),
         rule=rule,
-        inputs=tuple(text for arg in node.all_input_nodes for text in _dtypes(arg.meta.get("fact"))),
-        outputs=_dtypes(node.meta.get("fact")),
+        inputs=tuple(text for arg in node.all_input_nodes for text in dtype_names(arg.meta.get("fact"))),
+        outputs=dtype_names(node.meta.get("fact")),
         casts=tuple(_cast(cast) for cast in casts),
         bytes=_sum(fact.bytes for fact in _facts(node.meta.get("fact"))),
     )
@@ -373,10 +373,6 @@ def _facts(facts: Any) -> list[Fact]:
     if isinstance(facts, Fact):
         return [facts]
     return [found for fact in facts for found in _facts(fact)] if isinstance(facts, tuple) else []
-
-
-def _dtypes(facts: Any) -> tuple[str, ...]:
-    return tuple(fact.dtype.abbr for fact in _facts(facts))
 
 
 def _sum(sizes: Iterable[Size]) -> Size:

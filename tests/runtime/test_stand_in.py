@@ -6,8 +6,6 @@ The oracle is ``tests/conformance/cuda_policy_on_cpu.py``: the dispatcher on the
 
 from __future__ import annotations
 
-import copy
-import random
 from contextlib import nullcontext
 from typing import Any
 
@@ -19,7 +17,8 @@ import fxamp
 from fxamp import Policy
 from fxamp.ir.text import show
 from fxamp.policy.dispatcher import AUTOCAST_KEYS
-from tests.awkward import MODELS, make
+from tests.awkward import MODELS
+from tests.awkward_calls import assert_same, eager_calls, two_calls
 from tests.conformance.cuda_policy_on_cpu import installed
 from tests.models import SmallCNN, SmallTransformer, autocast, equal, run
 
@@ -57,36 +56,14 @@ def test_every_device_types_casts_are_those_of_its_table(device: str) -> None:
     assert amp(X).dtype is (F32 if wide else F16)
 
 
-def _two_calls(name: str, dtype: torch.dtype, *, converted: bool) -> tuple[list[dict[str, Any]], Any]:
-    model, args = make(name)
-    call = fxamp.convert(model, device_type="cuda", dtype=dtype) if converted else model
-    random.seed(3)
-    results = []
-    for _ in range(2):
-        with nullcontext() if converted else installed():
-            region = nullcontext() if converted else autocast(dtype)
-            results.append(copy.deepcopy(run(model, call, args, {}, region)))
-    return results, call
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", [BF16, pytest.param(F16, marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("name", list(MODELS))
 def test_an_awkward_model_is_cuda_autocast_too(name: str, dtype: torch.dtype) -> None:
-    try:
-        expected, _ = _two_calls(name, dtype, converted=False)
-    except RuntimeError as error:
-        if "could not create a primitive" not in str(error):
-            raise
-        pytest.skip(f"this CPU cannot run it under eager autocast: {error}")
-    found, _ = _two_calls(name, dtype, converted=True)
+    expected = eager_calls(name, dtype, installed)
+    found, _ = two_calls(name, dtype, "cuda")
     for one, other in zip(found, expected, strict=True):
-        for what in ("outputs", "inputs"):
-            assert len(one[what]) == len(other[what])
-            assert all(equal(a, b) for a, b in zip(one[what], other[what], strict=True)), what
-        for what in ("gradients", "buffers"):
-            assert [key for key in other[what] if not equal(one[what][key], other[what][key])] == [], what
-        assert torch.equal(one["random"], other["random"])
+        assert_same(one, other)
 
 
 @pytest.mark.parametrize("cls", [SmallCNN, SmallTransformer])
