@@ -93,7 +93,11 @@ class PolicyDispatch:
         """What the overrides say of a call."""
         if not self.policy.overrides:
             return NO_OVERRIDE
-        ruling, meant = self.policy.ruling(self.here(func, (args, kwargs)))
+        return self.ruling_at(self.here(func, (args, kwargs)))
+
+    def ruling_at(self, site: Site) -> Ruling:
+        """What the overrides say of the call at *site*."""
+        ruling, meant = self.policy.ruling(site)
         self.meant |= meant
         return ruling
 

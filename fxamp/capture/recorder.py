@@ -47,6 +47,7 @@ from fxamp.ir.where import where_now
 from fxamp.policy.dispatcher import registered
 from fxamp.policy.override import Ruling
 from fxamp.policy.reentrant import REENTRANT
+from fxamp.policy.site import Site
 
 __all__ = ["Recorder", "set_grad_enabled"]
 
@@ -170,7 +171,8 @@ class Recorder(BlockRecorder):
         nodes: Any = map_aggregate((args, kwargs), self._argument)
         fake_args, fake_kwargs = self._fake(args), self._fake(kwargs)
         try:
-            ruling = self.by.ruling_on(func, fake_args, fake_kwargs) if self.by is not None else None
+            site = self._site_for_overrides(func, (fake_args, fake_kwargs))
+            ruling = self.by.ruling_at(site) if self.by is not None and site is not None else None
             result = self._dispatch(func, fake_args, fake_kwargs, where, ruling)
         except (CaptureError, PolicyError):
             raise
@@ -180,13 +182,17 @@ class Recorder(BlockRecorder):
             return self._go_on_with_real_values(error, func, args, kwargs)
         node = self._call_function(func, nodes[0], nodes[1])
         node.meta["where"] = where
-        if self.by is not None and self.by.policy.overrides:
-            node.meta.update(ruling=ruling, site=self._here(func, (fake_args, fake_kwargs)))
+        if site is not None:
+            node.meta.update(ruling=ruling, site=site)
         self._annotate(node, result)
         tracked = self._track_result(func, node, result)
         if self._nodes.get(id(result)) is node:
             self._release(node, result)
         return tracked
+
+    def _site_for_overrides(self, func: OpOverload, values: Any) -> Site | None:
+        """Where *func* is called, if an override may ask."""
+        return self._here(func, values) if self.by is not None and self.by.policy.overrides else None
 
     def _query(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """What Python asks of a tensor without making another one; mostly its fake knows."""
