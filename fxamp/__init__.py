@@ -9,6 +9,8 @@ from fxamp.compare import Comparison, compare
 from fxamp.errors import (
     ArgumentError,
     CaptureError,
+    ExportError,
+    ExportWarning,
     FrozenError,
     FxampError,
     InvariantError,
@@ -16,18 +18,23 @@ from fxamp.errors import (
     PolicyError,
     RecaptureWarning,
 )
+from fxamp.export import Artifact, export, read_artifact
 from fxamp.policy import CastPolicy, Policy
 from fxamp.runtime.amp_module import AmpModule
 from fxamp.runtime.freeze import freeze
 from fxamp.runtime.frozen_module import FrozenModule
 from fxamp.runtime.grad_scaler import GradScaler
+from fxamp.version import __version__ as __version__
 
 __all__ = [
     "AmpModule",
     "ArgumentError",
+    "Artifact",
     "CaptureError",
     "CastPolicy",
     "Comparison",
+    "ExportError",
+    "ExportWarning",
     "FrozenError",
     "FrozenModule",
     "FxampError",
@@ -39,7 +46,7 @@ __all__ = [
     "RecaptureWarning",
     "compare",
     "convert",
+    "export",
     "freeze",
+    "read_artifact",
 ]
-
-__version__ = "0.1.0"

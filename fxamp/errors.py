@@ -9,15 +9,19 @@ what ``torch.autocast`` raises (``RuntimeError``) keeps working.
 ``PolicyError``       ``RuntimeError``    a policy forbids the call, or is not one
 ``InvariantError``    ``AssertionError``  fxamp broke its own rules: report it
 ``FrozenError``       ``RuntimeError``    a frozen model is asked for what it gave up
+``ExportError``       ``RuntimeError``    an artifact cannot be written, or does not hold what it should
 ====================  ==================  ======================================
 
 ``RecaptureWarning`` is no exception but a warning: a model is called in so many ways that it is no longer
-captured for new ones.  So is ``PlanWarning``: a graph is not the one that a plan file has.
+captured for new ones.  So are ``PlanWarning``, a graph is not the one that a plan file has, and
+``ExportWarning``, an artifact is not all that the model is.
 """
 
 __all__ = [
     "ArgumentError",
     "CaptureError",
+    "ExportError",
+    "ExportWarning",
     "FrozenError",
     "FxampError",
     "InvariantError",
@@ -65,11 +69,32 @@ class FrozenError(FxampError, RuntimeError):
     """
 
 
+class ExportError(FxampError, RuntimeError):
+    """Raised where an artifact cannot be written, or does not hold what it should.
+
+    - The model is no single graph: a part of it runs eagerly, or values of tensors decide what runs.
+    - The exporter of the format refuses the graph, or a package that it needs is not installed.
+    - The file cannot be written there.
+    - What was written gives other values than the converted model.
+
+    Whatever was under the final name before is still there.
+    """
+
+
 class InvariantError(FxampError, AssertionError):
     """Raised when a graph breaks a rule that holds between passes: a bug in fxamp.
 
     Nothing in the user's model is at fault and nothing in it needs to change.  The message has
     the node, the source line and both dtypes, which is what a bug report needs.
+    """
+
+
+class ExportWarning(UserWarning):
+    """Given where an artifact is valid, but not all that the model is, or may disappoint.
+
+    - A constant or a weight does not fit the low precision dtype.
+    - The model keeps a tensor in an attribute, which the artifact does not.
+    - What the artifact needs where it is loaded (a package with an operator or a class of the result).
     """
 
 

@@ -18,11 +18,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType, ModuleType
 
-from fxamp import __version__
 from fxamp.cli import compare, demo, policy, report
 from fxamp.cli.crash import describe
 from fxamp.cli.factories import UsageError
 from fxamp.errors import ArgumentError
+from fxamp.version import __version__
 
 __all__ = ["COMMANDS", "main"]
 

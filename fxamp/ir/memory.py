@@ -41,6 +41,23 @@ _MAY_GIVE_BACK = frozenset(
         "aten::atleast_3d",
     }
 )
+# Composites that always give new memory, which is needed where the fakes that would tell are gone.
+_ALWAYS_NEW = frozenset(
+    {
+        "aten::batch_norm",
+        "aten::conv1d",
+        "aten::conv2d",
+        "aten::conv3d",
+        "aten::conv_transpose1d",
+        "aten::conv_transpose2d.input",
+        "aten::conv_transpose3d.input",
+        "aten::group_norm",
+        "aten::layer_norm",
+        "aten::linear",
+        "aten::matmul",
+        "aten::scaled_dot_product_attention",
+    }
+)
 _UNSAID = ("running_mean", "running_var")
 
 
@@ -125,6 +142,7 @@ def _shared(node: Node) -> list[Node]:
     shared: list[Node] = []
     silent = target.name() in _MAY_GIVE_BACK
     composite = silent or target.namespace != "aten" or is_composite(target)
+    composite = composite and target.name() not in _ALWAYS_NEW
     for argument, nodes in _arguments(node):
         if silent or argument.alias_info is not None:
             shared += nodes

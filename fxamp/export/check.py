@@ -1,0 +1,114 @@
+"""The check of a written artifact: loaded and run in a fresh process that cannot import fxamp."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fxamp.errors import ExportError
+from fxamp.export import reload
+
+__all__ = ["differences", "distance", "run_in_fresh_process"]
+
+
+def run_in_fresh_process(
+    artifact: Path,
+    call: tuple[Any, Any],
+    *,
+    format: str,  # noqa: A002
+    device_type: str,
+    imports: Sequence[str] = (),
+    ambient: str | None = None,
+) -> list[Any]:
+    """The leaves of what *artifact* gives for *call*.
+
+    Args:
+        artifact: A file of format ``"pt2"`` or ``"aoti"``.
+        call: ``(args, kwargs)``.
+        format: Which of them.
+        device_type: Whose autocast.
+        imports: What to import before it is loaded.
+        ambient: The dtype of an autocast region around the call.
+
+    Raises:
+        ExportError: It cannot be loaded, or the call fails.
+    """
+    settings = {
+        "format": format, "imports": list(imports), "threads": torch.get_num_threads(), "ambient": ambient,
+        "device_type": device_type,
+    }  # fmt: skip
+    source = Path(reload.__file__).read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        given, got = Path(folder, "call.pt"), Path(folder, "result.pt")
+        torch.save(call, given)
+        command = [sys.executable, "-c", source, artifact, given, got, json.dumps(settings)]
+        path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+        done = subprocess.run(
+            [str(part) for part in command],
+            capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": path},
+        )  # fmt: skip
+        if done.returncode != 0:
+            raise ExportError(f"the artifact does not run in a fresh process:\n{_end_of(done.stderr)}")
+        result: list[Any] = torch.load(got, weights_only=False)
+    return result
+
+
+def differences(got: Sequence[Any], wanted: Sequence[Any]) -> list[str]:
+    """Where the leaves of a result have other bits, a line each."""
+    if len(got) != len(wanted):
+        return [f"{len(got)} results instead of {len(wanted)}"]
+    pairs = zip(got, wanted, strict=True)
+    found = [(index, _difference(one, other)) for index, (one, other) in enumerate(pairs)]
+    return [f"result {index}: {text}" for index, text in found if text]
+
+
+def _difference(got: Any, wanted: Any) -> str:
+    if not isinstance(wanted, torch.Tensor) or not isinstance(got, torch.Tensor):
+        return "" if got == wanted else f"{got!r} instead of {wanted!r}"
+    if (got.dtype, got.shape) != (wanted.dtype, wanted.shape):
+        return f"{got.dtype} {tuple(got.shape)} instead of {wanted.dtype} {tuple(wanted.shape)}"
+    same = (got == wanted) | (got.isnan() & wanted.isnan()) if got.is_floating_point() else got == wanted
+    other = same.numel() - int(same.sum())
+    return f"{other} of {same.numel()} elements differ" if other else ""
+
+
+def distance(got: Sequence[Any], wanted: Sequence[Any]) -> str:
+    """How far two results are from each other: signal to noise in dB, and units in the last place."""
+    worst = min((_sqnr(one, other), _ulps(one, other)) for one, other in _floats(got, wanted))
+    return f"{worst[0]:.1f} dB, at most {worst[1]:,} ulp from the converted model"
+
+
+def _floats(got: Sequence[Any], wanted: Sequence[Any]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    pairs = zip(got, wanted, strict=True)
+    return [
+        (one, other) for one, other in pairs if isinstance(other, torch.Tensor) and other.is_floating_point()
+    ]
+
+
+def _sqnr(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    """10 log10 of the power of *wanted* over that of the difference."""
+    signal, noise = wanted.double().square().sum(), (got.double() - wanted.double()).square().sum()
+    return float("inf") if noise == 0 else float(10 * torch.log10(signal / noise))
+
+
+def _ulps(got: torch.Tensor, wanted: torch.Tensor) -> int:
+    """The largest distance in representable numbers of *wanted*'s dtype."""
+    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[wanted.dtype.itemsize]
+
+    def ordered(value: torch.Tensor) -> torch.Tensor:
+        bits = value.to(wanted.dtype).contiguous().view(integer).long()
+        return torch.where(bits < 0, torch.iinfo(integer).min - bits, bits)
+
+    return int((ordered(got) - ordered(wanted)).abs().max()) if got.numel() else 0
+
+
+def _end_of(text: str, lines: int = 20) -> str:
+    return "\n".join(f"  | {line}" for line in text.strip().splitlines()[-lines:])

@@ -1,0 +1,292 @@
+"""A frozen program as a plain module, which the exporters of torch take.
+
+The module has the model's signature, its names of weights and the structure of its results; what it runs is
+the rewritten graph, with autocast off around it, so that an ambient region of the caller's does not cast a
+second time.  Its weights are the frozen ones: each in the dtype that the graph reads it in.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Graph, GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from fxamp.capture.recorder import set_grad_enabled
+from fxamp.capture.structure import flatten, mutable_objects, set_contents, unflatten
+from fxamp.errors import ExportError, ExportWarning
+from fxamp.export.contract import Contract, Port
+from fxamp.ir.region_code import RegionCode, is_named
+from fxamp.runtime.frozen_module import FrozenModule
+from fxamp.runtime.program import Program
+
+__all__ = ["Deployed", "deploy"]
+
+
+@dataclass(frozen=True, eq=False)
+class Deployed:
+    """What an exporter is given.
+
+    Attributes:
+        module: The module; called as the model is.
+        graph_module: The rewritten graph that it runs.
+        args: The example, in the dtypes of the contract.
+        kwargs: Likewise.
+        inputs: The tensors that go in, in order.
+        outputs: The tensors that come out.
+        frozen: The frozen model that it was made from.
+        program: The program of it.
+        contract: Which dtypes were chosen.
+        plain: Whether the model itself knows nothing of the low precision dtype.
+    """
+
+    module: nn.Module
+    graph_module: GraphModule
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    frozen: FrozenModule
+    program: Program
+    contract: Contract
+    plain: bool
+
+    @property
+    def device_type(self) -> str:
+        """Whose autocast."""
+        return self.frozen._options.policy.device_type
+
+    @property
+    def low(self) -> torch.dtype:
+        """The low precision dtype."""
+        return self.frozen._options.policy.low
+
+    def reference(self) -> list[Any]:
+        """The leaves of what the frozen model gives for the example, in the dtypes of the contract.
+
+        Random operators draw from seed 0.  The buffers that the call writes to are put back.
+        """
+        spec, leaves = flatten((self.args, self.kwargs))
+        wide = [_own(leaf, port.model) for leaf, port in zip(leaves, self.inputs, strict=True)]
+        args, kwargs = unflatten(spec, wide, [])
+        buffers = dict(self.frozen.named_buffers())
+        before = {name: buffer.clone() for name, buffer in buffers.items()}
+        with torch.random.fork_rng(), torch.no_grad():
+            torch.manual_seed(0)
+            result = pytree.tree_leaves(self.frozen(*args, **kwargs))
+            for name, buffer in before.items():
+                buffers[name].copy_(buffer)
+        return [self._as_agreed(value) for value in result]
+
+    def _as_agreed(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return value.to(self.contract.output_dtype(value.dtype, self.low, plain=self.plain))
+
+
+def deploy(frozen: FrozenModule, args: Sequence[Any], kwargs: dict[str, Any], contract: Contract) -> Deployed:
+    """The module that runs *frozen* for calls like this one.
+
+    Args:
+        frozen: A frozen model.
+        args: Positional arguments of a call, in the dtypes that the model takes.
+        kwargs: Keyword arguments of it.
+        contract: Which dtypes the artifact takes and gives.
+
+    Raises:
+        ExportError: The call is no single graph, or changes what an artifact cannot reach.
+    """
+    frozen.capture(*args, **kwargs)
+    program = _whole(frozen)
+    low = frozen._options.policy.low
+    graph = _copied(program.module.graph)
+    _write_back(graph, program, frozen._tree)
+    plain = _knows_no(low, frozen, (args, kwargs))
+    inputs, outputs = contract.write(graph, low, plain=plain)
+    graph_module = _with_weights(graph, program.module, dict(frozen._tree.named_parameters()))
+    spec, leaves = flatten((tuple(args), dict(kwargs)))
+    cast = [leaf.to(contract.input_dtype(leaf.dtype, low)) for leaf in leaves]
+    new_args, new_kwargs = unflatten(spec, cast, [])
+    return Deployed(
+        module=_module(graph_module, program, frozen._tree, frozen._options.policy.device_type),
+        graph_module=graph_module,
+        args=new_args,
+        kwargs=new_kwargs,
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        frozen=frozen,
+        program=program,
+        contract=contract,
+        plain=plain,
+    )
+
+
+def _own(leaf: torch.Tensor, dtype: str) -> torch.Tensor:
+    """A copy, which a call may write to."""
+    return leaf.detach().clone().to(getattr(torch, dtype))
+
+
+def _whole(frozen: FrozenModule) -> Program:
+    runner = frozen._runner
+    program = runner.last
+    if program is None:
+        reasons = dict.fromkeys(failure.reason for failure in runner.failures.values())
+        why = "; ".join(reasons) or "the values of tensors decide what it runs"
+        raise ExportError(
+            f"{type(frozen._tree).__name__} is no single graph, and an artifact is one: {why}\n"
+            "  report() of the converted model names each part that runs eagerly; export the rest by itself, "
+            "or write that part with torch.where, torch.cond or a custom operator"
+        )
+    if program.operator is not None:
+        raise ExportError(
+            f"{type(frozen._tree).__name__} is no single graph, and an artifact is one: it reads the value of "
+            f"a tensor to decide what runs next ({_last_place(program)})\n"
+            "  write that part with torch.where or torch.cond"
+        )
+    if program.changed and not _returns_objects(program):
+        raise ExportError(
+            f"{type(frozen._tree).__name__} writes into a list, dict or object that it is given, and an "
+            "artifact gives results only\n  let the model return what it has changed"
+        )
+    return program
+
+
+def _last_place(program: Program) -> str:
+    assert program.operator is not None
+    nodes = [node for node in program.operator.module.graph.nodes if node.op == "call_function"]
+    where = nodes[-1].meta.get("where") if nodes else None
+    return str(where) if where is not None else "at an unknown line"
+
+
+def _returns_objects(program: Program) -> bool:
+    assert program.result is not None
+    return "again" in str(program.result[1][0])
+
+
+def _knows_no(low: torch.dtype, frozen: FrozenModule, call: Any) -> bool:
+    tensors = [*frozen._tree.parameters(), *frozen._tree.buffers(), *flatten(call)[1]]
+    return not any(tensor.dtype is low for tensor in tensors)
+
+
+def _copied(graph: Graph) -> Graph:
+    """A copy without the switches of whether gradients are recorded."""
+    copied = Graph()
+    values: dict[Node, Node] = {}
+    result = copied.graph_copy(graph, values)
+    output = copied.output(result)
+    output.meta = dict(graph.output_node().meta)
+    for node in list(copied.nodes):
+        if node.target is set_grad_enabled:
+            copied.erase_node(node)
+    return copied
+
+
+def _write_back(graph: Graph, program: Program, model: nn.Module) -> None:
+    """Copy into each buffer what the call binds to it; plain attributes stay as they are, with a warning."""
+    bound = program._write_back
+    if not bound:
+        return
+    output = graph.output_node()
+    values: Any = output.args[0]
+    for (slots, name), value in zip(bound, values[len(values) - len(bound) :], strict=True):
+        paths = [path for path, module in model.named_modules() if module._buffers is slots]
+        if not paths:
+            message = (
+                f"the model keeps a tensor in the attribute {name!r} in every call; the artifact does not\n"
+                "  return the tensor if it is wanted, or make it a buffer:  self.register_buffer(...)"
+            )
+            warnings.warn(message, ExportWarning, stacklevel=2)
+            continue
+        target = f"{paths[0]}.{name}" if paths[0] else name
+        _copy_into(graph, target, slots[name], value)
+    output.args = (tuple(values[: len(values) - len(bound)]),)
+
+
+def _copy_into(graph: Graph, target: str, buffer: torch.Tensor, value: Node) -> None:
+    fact = value.meta["fact"]
+    if fact.dtype is not buffer.dtype or tuple(fact.shape) != tuple(buffer.shape):
+        raise ExportError(
+            f"forward puts a tensor of another dtype or shape into the buffer {target!r}: {fact}, which was "
+            f"{buffer.dtype} {tuple(buffer.shape)}; an artifact's buffers stay as they are\n"
+            "  give the buffer its final dtype and shape before the export"
+        )
+    held = next((node for node in graph.nodes if node.op == "get_attr" and node.target == target), None)
+    if held is None:
+        with graph.inserting_before(next(iter(graph.nodes))):
+            held = graph.get_attr(target)
+        held.meta["fact"] = fact
+    with graph.inserting_before(graph.output_node()):
+        graph.call_function(torch.ops.aten.copy_.default, (held, value)).meta["fact"] = fact
+
+
+def _with_weights(graph: Graph, source: GraphModule, parameters: dict[str, Any]) -> GraphModule:
+    """*graph* with the weights of *source*; a rounded one by the name of the weight, where that is free."""
+    used = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
+    attributes: dict[str, Any] = {}
+    for node in graph.nodes:
+        if node.op != "get_attr":
+            continue
+        value = _attribute(source, str(node.target))
+        rounded = node.meta.get("rounded")
+        name = rounded[0] if rounded is not None and rounded[0] not in used else str(node.target)
+        if isinstance(value, torch.Tensor) and (name in parameters or rounded is not None):
+            value = nn.Parameter(value.detach(), requires_grad=False)
+        attributes[name] = value
+        node.target = name
+    module = GraphModule(attributes, graph, class_name="AmpGraph")
+    if any(is_named(value) for node in graph.nodes for value in node.args):
+        graph.set_codegen(RegionCode(graph))
+        module.recompile()
+    return module
+
+
+def _attribute(module: nn.Module, target: str) -> Any:
+    path, _, name = target.rpartition(".")
+    return getattr(module.get_submodule(path), name)
+
+
+def _module(graph_module: GraphModule, program: Program, model: nn.Module, device_type: str) -> nn.Module:
+    """A module with the weights of *graph_module* as its own, and the signature of *model*."""
+    module = _Whole(graph_module, program, device_type)
+    forward: Callable[..., Any] = module.forward
+
+    def signed(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    signed.__signature__ = inspect.signature(model.forward)  # type: ignore[attr-defined]
+    module.__dict__["forward"] = signed
+    return module.eval()
+
+
+class _Whole(nn.Module):
+    settings: tuple[Callable[..., Any], Program, str]
+
+    def __init__(self, graph_module: GraphModule, program: Program, device_type: str) -> None:
+        super().__init__()
+        for kind in ("_modules", "_parameters", "_buffers"):
+            self.__dict__[kind] = dict(graph_module.__dict__[kind])
+        self.__dict__["settings"] = type(graph_module).forward, program, device_type
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        leaves = flatten((args, kwargs))[1]
+        run, program, device_type = self.settings
+        with torch.autocast(device_type, enabled=False):
+            outputs = run(self, *leaves)
+        return _result(program, outputs, (args, kwargs))
+
+
+def _result(program: Program, outputs: Sequence[Any], call: Any) -> Any:
+    assert program.result is not None
+    objects = mutable_objects(call) if program.refers else []
+    result = unflatten(program.result, list(outputs), objects)
+    if not program.changed:
+        return result
+    for index, now in zip(program.changed, result[1], strict=True):
+        set_contents(objects[index], now)
+    return result[0]

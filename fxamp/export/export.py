@@ -1,0 +1,209 @@
+"""``export``: from a model to a file that other runtimes load, in half the bytes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import nn
+
+from fxamp.api import convert
+from fxamp.capture.symbols import Sizes
+from fxamp.errors import ArgumentError, ExportError
+from fxamp.export.aoti import write_aoti
+from fxamp.export.artifact import Artifact, add_to_archive
+from fxamp.export.atomic import atomically
+from fxamp.export.check import differences, distance, run_in_fresh_process
+from fxamp.export.contract import Contract, InputDtypes, OutputDtypes
+from fxamp.export.deployed import Deployed, deploy
+from fxamp.export.describe import describe
+from fxamp.export.needs import needed_imports
+from fxamp.export.pt2 import exported, write_pt2
+from fxamp.policy import Policy
+from fxamp.runtime.amp_module import AmpModule
+from fxamp.runtime.freeze import freeze
+from fxamp.runtime.frozen_module import FrozenModule
+
+__all__ = ["Format", "export"]
+
+Format = Literal["pt2", "aoti", "onnx"]
+
+_BY_ENDING = {".pt2": "pt2", ".onnx": "onnx"}
+
+
+def export(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    format: Format | None = None,  # noqa: A002  the name that users know
+    dtype: torch.dtype | None = None,
+    device_type: str | None = None,
+    policy: Policy | None = None,
+    dynamic_shapes: Any = None,
+    inputs: InputDtypes = "keep",
+    outputs: OutputDtypes = "autocast",
+    check: bool = True,
+) -> Artifact:
+    """Write *model* for deployment: the graph with every cast, each weight in the dtype that it is used in.
+
+    What is written is the model in evaluation mode, without gradients.  The file is complete or is not there:
+    it is written beside its final name, checked, and renamed.
+
+    Args:
+        model: A model, a converted or a frozen one.
+        args: Positional arguments of a typical call.
+        kwargs: Keyword arguments of it.  May be left out: ``export(model, args, path)``.
+        path: The file to write.
+        format: ``"pt2"`` for ``torch.export.load``, ``"aoti"`` for ``torch._inductor.aoti_load_package`` and
+            C++, ``"onnx"`` for ONNX runtimes; by default as the ending of *path* says.
+        dtype: The low precision dtype; as for :func:`fxamp.convert`, like the next two.
+        device_type: Whose autocast.
+        policy: Which operators are cast.
+        dynamic_shapes: Which sizes may differ from the example's, as for ``torch.export.export``.
+        inputs: ``"keep"``: as in the example.  ``"low"``: what is float32 in the example is taken in *dtype*.
+        outputs: ``"autocast"``: as the model gives them under autocast.  ``"keep"``: as it gives them without.
+            ``"low"``: what is float32 under autocast is given in *dtype*.
+        check: Load what was written in a fresh process, which cannot import fxamp, and run the example.  A
+            program of pt2 must give the bits of the converted model; for the other formats, whose kernels
+            are not torch's, the distance is measured and told.
+
+    Returns:
+        What the artifact says about itself; :func:`read_artifact` and ``fxamp show`` read it from the file.
+
+    Raises:
+        ArgumentError: An argument does not fit.
+        ExportError: The model is no single graph, the format refuses it, a package is missing, the file
+            cannot be written, or the check fails.  What was under *path* before is still there.
+
+    Example:
+        >>> import tempfile
+        >>> path = tempfile.mkdtemp() + "/linear.pt2"
+        >>> artifact = export(nn.Linear(4, 2), (torch.ones(3, 4),), path, dtype=torch.bfloat16, device_type="cpu")
+        >>> artifact.weight_bytes
+        20
+        >>> torch.export.load(path).module()(torch.ones(3, 4)).dtype
+        torch.bfloat16
+    """
+    request = _request(model, kwargs, path, format, Contract(inputs, outputs), dynamic_shapes, check=check)
+    frozen = _frozen(model, tuple(args), request, device_type=device_type, dtype=dtype, policy=policy)
+    deployed = deploy(frozen, tuple(args), dict(request.kwargs), request.contract)
+    return _written(deployed, request)
+
+
+@dataclass(frozen=True)
+class _Request:
+    kwargs: Mapping[str, Any]
+    path: Path
+    format: Format
+    contract: Contract
+    dynamic_shapes: Any
+    check: bool
+
+
+def _request(
+    model: object,
+    kwargs: Any,
+    path: Any,
+    format: Any,
+    contract: Contract,
+    dynamic_shapes: Any,
+    *,
+    check: bool,  # noqa: A002
+) -> _Request:
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"export takes an nn.Module, not {type(model).__name__}")
+    if path is None and isinstance(kwargs, (str, os.PathLike)):
+        kwargs, path = None, kwargs
+    if path is None:
+        raise ArgumentError("export needs the file to write:  fxamp.export(model, args, 'model.pt2')")
+    file = Path(path)
+    chosen: Any = format or _BY_ENDING.get(file.suffix)
+    if chosen not in get_args(Format):
+        told = f"format={format!r}" if format else f"the ending {file.suffix!r} of {file}"
+        raise ArgumentError(f"{told} names no format\n  format= is one of {', '.join(get_args(Format))}")
+    if chosen != "onnx" and file.suffix != ".pt2":
+        raise ArgumentError(f"torch loads files that end in .pt2 only, not {file.name}")
+    if file.is_dir() or not file.parent.is_dir():
+        what = "is a folder" if file.is_dir() else f"is in a folder that is not there: {file.parent}"
+        raise ArgumentError(f"{file} {what}\n  name a file in a folder that exists")
+    return _Request(dict(kwargs or {}), file, chosen, contract, dynamic_shapes, check)
+
+
+def _frozen(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    request: _Request,
+    *,
+    device_type: str | None,
+    dtype: torch.dtype | None,
+    policy: Policy | None,
+) -> FrozenModule:
+    """*model*, frozen, with the sizes symbolic that are to be."""
+    shapes = request.dynamic_shapes
+    sizes = Sizes.FIXED if shapes is None else Sizes.LEADING
+    if isinstance(model, (AmpModule, FrozenModule)):
+        if (device_type, dtype, policy) != (None, None, None):
+            raise ArgumentError(
+                "a converted model has its precision: leave device_type, dtype and policy out"
+            )
+        if isinstance(model, FrozenModule):
+            options = replace(model._options, sizes=sizes, dynamic_shapes=shapes)
+            return FrozenModule(model._tree, options, model._unfolded)
+        amp = AmpModule(model._function, replace(model._asked, sizes=sizes, dynamic_shapes=shapes))
+    else:
+        amp = convert(
+            model,
+            device_type=device_type,
+            dtype=dtype,
+            policy=policy,
+            dynamic_shapes=False if shapes is None else shapes,
+        )
+    return freeze(amp, args, dict(request.kwargs))
+
+
+def _written(deployed: Deployed, request: _Request) -> Artifact:
+    if request.format == "onnx":
+        from fxamp.export.onnx import write_onnx  # noqa: PLC0415  its packages are an extra
+
+        return write_onnx(deployed, describe(deployed, "onnx"), request.path, request.dynamic_shapes,
+                          check=request.check)  # fmt: skip
+    program = exported(deployed, request.dynamic_shapes)
+    artifact = describe(deployed, request.format, needed_imports(program))
+    with atomically(request.path) as file:
+        (write_pt2 if request.format == "pt2" else write_aoti)(program, file)
+        if request.check:
+            artifact = replace(artifact, check=_checked(deployed, artifact, file))
+        add_to_archive(file, artifact)
+    return artifact
+
+
+def _checked(deployed: Deployed, artifact: Artifact, file: Path) -> str:
+    """What a fresh process finds.
+
+    Raises:
+        ExportError: A pt2 program gives other bits.
+    """
+    got = run_in_fresh_process(
+        file,
+        (deployed.args, deployed.kwargs),
+        format=artifact.format,
+        device_type=deployed.device_type,
+        imports=artifact.imports,
+    )
+    wanted = deployed.reference()
+    found = differences(got, wanted)
+    if not found:
+        return "the same bits in a fresh process"
+    if artifact.format == "pt2":
+        raise ExportError(
+            "the artifact gives other bits in a fresh process than the converted model here:\n  "
+            + "\n  ".join(found)
+            + "\n  a fault of fxamp or of torch's exporter: please report it; check=False writes the file"
+        )
+    return distance(got, wanted)
