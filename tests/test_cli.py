@@ -36,6 +36,11 @@ class Crashes(nn.Module):
         return helper(x)
 
 
+class Branches(nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+
 def helper(x):
     raise ValueError("the user's own error")
 
@@ -58,6 +63,10 @@ def overflows():
 
 def crashes():
     return Crashes(), torch.randn(4, 8)
+
+
+def branches():
+    return Branches(), torch.randn(4, 8)
 
 
 def raises():
@@ -265,3 +274,54 @@ def test_a_plan_goes_from_the_report_to_the_next_command(
     assert main(["policy", "--policy", str(plan)]) == 0
     assert "Policy(cpu, torch.bfloat16" in capsys.readouterr().out
     assert main(["report", f"{models}:small", "--plan", str(tmp_path / "nowhere" / "plan.json")]) == 2
+
+
+def test_export_writes_a_file_and_show_tells_what_is_in_it(
+    models: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, plan = tmp_path / "small.pt2", tmp_path / "plan.json"
+
+    assert main(["export", f"{models}:small", str(file), "--dynamic-batch", "--output-dtypes", "keep"]) == 0
+    exported = capsys.readouterr().out
+    assert main(["show", str(file), "--plan", str(plan)]) == 0
+    shown = capsys.readouterr().out
+
+    assert exported == f"{file}: {shown}"
+    assert "input_1: float32" in shown
+    assert "output_0: float32  (cast from bfloat16, nothing is lost)" in shown
+    assert "the same bits in a fresh process" in shown
+    assert main(["report", f"{models}:small", "--policy", str(plan)]) == 0
+    assert "not as planned" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["small", "model.zip"], 2, "format= is one of pt2, aoti, onnx"),
+        (["small", "nowhere/model.pt2"], 2, "in a folder that is not there"),
+        (["small", "model.pt2", "--dynamic", "x:0"], 2, "one of input"),
+        (["small", "model.pt2", "--train"], 2, "evaluation mode"),
+        (["branches", "model.pt2"], 1, "reads the value of a tensor to decide what runs next"),
+    ],
+)
+def test_what_cannot_be_exported_is_told_without_a_traceback(
+    arguments: list[str],
+    code: int,
+    said: str,
+    models: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name, file, *others = arguments
+
+    assert main(["export", f"{models}:{name}", str(tmp_path / file), *others]) == code
+
+    told = capsys.readouterr().err
+    assert said in told
+    assert "Traceback" not in told
+    assert not (tmp_path / file).exists()
+
+
+def test_show_of_another_file_is_wrong_use(models: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", models]) == 2
+    assert models in capsys.readouterr().err

@@ -5,7 +5,7 @@ the exit code; it is listed here.
 
 ====  =====================================================================
  0    what was asked for holds
- 1    it does not (bits differ, a bound is passed), or the user's code raised
+ 1    it does not (bits differ, a bound is passed, nothing can be exported), or the user's code raised
  2    wrong use: an unknown option, a factory that is not there
 130   interrupted
 ====  =====================================================================
@@ -18,16 +18,23 @@ import sys
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType, ModuleType
 
-from fxamp.cli import compare, demo, policy, report
+from fxamp.cli import compare, demo, export, policy, report, show
 from fxamp.cli.crash import describe
 from fxamp.cli.factories import UsageError
-from fxamp.errors import ArgumentError
+from fxamp.errors import ArgumentError, ExportError
 from fxamp.version import __version__
 
 __all__ = ["COMMANDS", "main"]
 
 COMMANDS: Mapping[str, ModuleType] = MappingProxyType(
-    {"report": report, "compare": compare, "policy": policy, "demo": demo}
+    {
+        "report": report,
+        "compare": compare,
+        "export": export,
+        "show": show,
+        "policy": policy,
+        "demo": demo,
+    }
 )
 """The commands by name, in the order of the help."""
 
@@ -53,6 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (UsageError, ArgumentError) as error:
         print(f"fxamp {options.command}: {error}", file=sys.stderr)
         return 2
+    except ExportError as error:
+        print(f"fxamp {options.command}: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return _INTERRUPTED

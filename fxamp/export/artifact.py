@@ -49,7 +49,8 @@ class Artifact:
         imports: Packages that must be imported before the artifact is loaded.
         findings: Constants and weights that do not fit the low precision dtype, a line each.
         notes: What else differs from the model, a line each.
-        policy: The precision plan, as ``amp.plan()`` writes it.
+        policy: The policy with its overrides, as a plan file has it.
+        precision: Each operator that has a rule or an override: module, operator, dtypes, rule.
         check: What the check of the written file has found; empty if there was none.
     """
 
@@ -69,6 +70,7 @@ class Artifact:
     findings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     policy: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    precision: tuple[str, ...] = field(default=(), repr=False)
     check: str = ""
 
     def to_json(self) -> str:
@@ -88,7 +90,7 @@ class Artifact:
                 raise ExportError("the artifact was written by a newer fxamp\n  pip install --upgrade fxamp")
             for name in ("inputs", "outputs"):
                 values[name] = tuple(Port(**port) for port in values[name])
-            for name in ("imports", "findings", "notes"):
+            for name in ("imports", "findings", "notes", "precision"):
                 values[name] = tuple(values[name])
             return cls(**values)
         except (ValueError, KeyError, TypeError) as error:

@@ -7,6 +7,7 @@ second time.  Its weights are the frozen ones: each in the dtype that the graph 
 
 from __future__ import annotations
 
+import copy
 import inspect
 import warnings
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from fxamp.capture.recorder import set_grad_enabled
 from fxamp.capture.structure import flatten, mutable_objects, set_contents, unflatten
 from fxamp.errors import ExportError, ExportWarning
 from fxamp.export.contract import Contract, Port
+from fxamp.ir.where import locate
 from fxamp.ir.region_code import RegionCode, is_named
 from fxamp.runtime.frozen_module import FrozenModule
 from fxamp.runtime.program import Program
@@ -102,8 +104,7 @@ def deploy(frozen: FrozenModule, args: Sequence[Any], kwargs: dict[str, Any], co
     Raises:
         ExportError: The call is no single graph, or changes what an artifact cannot reach.
     """
-    frozen.capture(*args, **kwargs)
-    program = _whole(frozen)
+    program = _whole(frozen, args, kwargs)
     low = frozen._options.policy.low
     graph = _copied(program.module.graph)
     _write_back(graph, program, frozen._tree)
@@ -132,36 +133,41 @@ def _own(leaf: torch.Tensor, dtype: str) -> torch.Tensor:
     return leaf.detach().clone().to(getattr(torch, dtype))
 
 
-def _whole(frozen: FrozenModule) -> Program:
-    runner = frozen._runner
-    program = runner.last
+def _whole(frozen: FrozenModule, args: Sequence[Any], kwargs: dict[str, Any]) -> Program:
+    frozen.capture(*args, **kwargs)
+    runner, name = frozen._runner, type(frozen._tree).__name__
+    if runner.last is None and not runner.failures:  # it reads values, and has to be run to say where
+        copied_args, copied_kwargs = copy.deepcopy((tuple(args), kwargs))
+        with torch.no_grad():
+            frozen(*copied_args, **copied_kwargs)
+    segments = [program for program in runner.all_programs() if program.operator is not None]
+    program = runner.last or next(iter(segments), None)
     if program is None:
-        reasons = dict.fromkeys(failure.reason for failure in runner.failures.values())
-        why = "; ".join(reasons) or "the values of tensors decide what it runs"
+        reasons = "; ".join(dict.fromkeys(failure.reason for failure in runner.failures.values()))
         raise ExportError(
-            f"{type(frozen._tree).__name__} is no single graph, and an artifact is one: {why}\n"
-            "  report() of the converted model names each part that runs eagerly; export the rest by itself, "
-            "or write that part with torch.where, torch.cond or a custom operator"
+            f"{name} is no single graph, and an artifact is one: {reasons}\n"
+            "  export the modules in it that are one (the report of the converted model names the others), "
+            "or wrap that part in a custom operator:  torch.library.custom_op"
         )
     if program.operator is not None:
         raise ExportError(
-            f"{type(frozen._tree).__name__} is no single graph, and an artifact is one: it reads the value of "
-            f"a tensor to decide what runs next ({_last_place(program)})\n"
-            "  write that part with torch.where or torch.cond"
+            f"{name} is no single graph, and an artifact is one: it reads the value of a tensor to decide "
+            f"what runs next, by {_last_place(program)}\n"
+            "  decide with tensors:  torch.where, or torch.cond"
         )
     if program.changed and not _returns_objects(program):
         raise ExportError(
-            f"{type(frozen._tree).__name__} writes into a list, dict or object that it is given, and an "
-            "artifact gives results only\n  let the model return what it has changed"
+            f"{name} writes into a list, dict or object that it is given, and an artifact gives results only"
+            "\n  let the model return what it has changed"
         )
     return program
 
 
 def _last_place(program: Program) -> str:
+    """Which operator gives the value, at which line."""
     assert program.operator is not None
-    nodes = [node for node in program.operator.module.graph.nodes if node.op == "call_function"]
-    where = nodes[-1].meta.get("where") if nodes else None
-    return str(where) if where is not None else "at an unknown line"
+    nodes = program.operator.module.graph.nodes
+    return locate([node for node in nodes if node.op == "call_function"][-1])
 
 
 def _returns_objects(program: Program) -> bool:

@@ -12,7 +12,8 @@ from torch.fx import GraphModule
 from fxamp.export.artifact import Artifact
 from fxamp.export.deployed import Deployed
 from fxamp.ir.operators import is_to_dtype
-from fxamp.runtime.planning import plan_of
+from fxamp.policy.plan import Plan
+from fxamp.runtime.planning import planned
 from fxamp.version import __version__
 
 __all__ = ["describe"]
@@ -22,6 +23,7 @@ def describe(deployed: Deployed, format: str, imports: Sequence[str] = ()) -> Ar
     """What the artifact of *deployed* says about itself, but for the check."""
     calls = [node for node in deployed.graph_module.graph.nodes if node.op == "call_function"]
     casts = [node for node in calls if is_to_dtype(node)]
+    graphs = planned(deployed.program)
     tensors = _stored(deployed.graph_module)
     return Artifact(
         format=format,
@@ -37,7 +39,8 @@ def describe(deployed: Deployed, format: str, imports: Sequence[str] = ()) -> Ar
         weight_bytes=sum(tensor.nbytes for tensor in tensors),
         float32_bytes=sum(_float32_bytes(weight) for weight in deployed.frozen._tree.parameters()),
         imports=tuple(imports),
-        policy=json.loads(plan_of(deployed.frozen._options.policy, [deployed.program]).to_json()),
+        policy=json.loads(Plan(torch.__version__, deployed.frozen._options.policy.to_json(), ()).to_json()),
+        precision=tuple(str(operator) for graph in graphs for operator in graph.operators if operator.rule),
     )
 
 
