@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dynamic", action="append", default=[], metavar="NAME:DIM", help="so may this one; may be repeated"
     )
     parser.add_argument("--input-dtypes", choices=get_args(InputDtypes), default="keep",
-                        help="low: float32 goes in as the low precision dtype; default: %(default)s")  # fmt: skip
+                        help="low: float32 goes in in low precision; default: %(default)s")  # fmt: skip
     parser.add_argument("--output-dtypes", choices=get_args(OutputDtypes), default="autocast",
                         help="keep: as without autocast; default: %(default)s")  # fmt: skip
     parser.add_argument("--no-check", action="store_true", help="do not load the file again")

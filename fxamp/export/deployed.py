@@ -23,8 +23,8 @@ from fxamp.capture.recorder import set_grad_enabled
 from fxamp.capture.structure import flatten, mutable_objects, set_contents, unflatten
 from fxamp.errors import ExportError, ExportWarning
 from fxamp.export.contract import Contract, Port
-from fxamp.ir.where import locate
 from fxamp.ir.region_code import RegionCode, is_named
+from fxamp.ir.where import locate
 from fxamp.runtime.frozen_module import FrozenModule
 from fxamp.runtime.program import Program
 

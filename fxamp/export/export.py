@@ -114,7 +114,7 @@ def _request(
     contract: Contract,
     dynamic_shapes: Any,
     *,
-    check: bool,  # noqa: A002
+    check: bool,
 ) -> _Request:
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"export takes an nn.Module, not {type(model).__name__}")
