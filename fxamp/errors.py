@@ -9,6 +9,7 @@ what ``torch.autocast`` raises (``RuntimeError``) keeps working.
 ``PolicyError``       ``RuntimeError``    a policy forbids the call, or is not one
 ``InvariantError``    ``AssertionError``  fxamp broke its own rules: report it
 ``FrozenError``       ``RuntimeError``    a frozen model is asked for what it gave up
+``ExportError``       ``RuntimeError``    an artifact cannot be written, or is not right
 ====================  ==================  ======================================
 
 ``RecaptureWarning`` is no exception but a warning: a model is called in so many ways that it is no longer
@@ -18,6 +19,7 @@ captured for new ones.  So is ``PlanWarning``: a graph is not the one that a pla
 __all__ = [
     "ArgumentError",
     "CaptureError",
+    "ExportError",
     "FrozenError",
     "FxampError",
     "InvariantError",
@@ -63,6 +65,10 @@ class FrozenError(FxampError, RuntimeError):
     - Its dtypes are to be changed, or what is loaded does not have the precision that is stored.
     - The model was frozen with ``consume=True`` and is called.
     """
+
+
+class ExportError(FxampError, RuntimeError):
+    """An artifact cannot be written or does not hold what it should."""
 
 
 class InvariantError(FxampError, AssertionError):
