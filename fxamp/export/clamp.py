@@ -36,9 +36,6 @@ def clamped(
     Args:
         module: As for :func:`~fxamp.export.fits.unfit`.
         weights: Likewise.
-
-    Raises:
-        ExportError: Likewise.
     """
     if not any(True for _ in find(module, weights or {})):
         return module, ()

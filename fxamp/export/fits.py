@@ -34,7 +34,6 @@ from pathlib import Path
 import torch
 from torch.fx import GraphModule, Node
 
-from fxamp.errors import ExportError
 from fxamp.export.lost_elements import Lost, lost_elements
 from fxamp.export.reach import Landing, is_low, is_wide, keepers, landings
 from fxamp.export.roles import Role, numbers_of
@@ -116,11 +115,9 @@ def unfit(module: GraphModule, weights: Mapping[str, torch.Tensor] | None = None
 
     Args:
         module: The graph of a converted or frozen module, with its tensors.
-        weights: float32 tensors by their names in the model; those of a frozen module have to be given, of
-            others they come before what *module* has.
-
-    Raises:
-        ExportError: The graph reads a rounded weight, of which *weights* has no float32 values.
+        weights: float32 tensors by their names in the model, which a frozen module does not have any more.
+            Of a rounded weight that is not among them, Inf is taken for what overflowed, and nothing is known
+            of what was flushed.
     """
     return tuple(dict.fromkeys(finding for finding, _, _ in find(module, weights or {})))
 
@@ -152,23 +149,22 @@ def find(
 def _tensor(
     module: GraphModule, node: Node, weights: Mapping[str, torch.Tensor]
 ) -> Iterator[tuple[Unfit, Spot]]:
-    name = str(node.target)
+    name, target = str(node.target), str(node.target)
     if "rounded" in node.meta:
         name, dtype = node.meta["rounded"]
-        if name not in weights:
-            raise ExportError(
-                f"the float32 values of {name!r} are needed to tell whether they fit\n  give them"
-            )
         ways = {dtype: [Landing(node, dtype)]}
     elif is_wide(node):
-        ways = _by_dtype(landings(node, huge=True))
+        ways = _by_dtype(landings(node))
     else:
         return
     for dtype, reached in ways.items():
-        tensor = weights[name] if name in weights else attribute(module, str(node.target))
-        for kind, lost in zip((Kind.OVERFLOWS, Kind.FLUSHED), lost_elements(tensor, dtype), strict=True):
-            if lost is not None:
-                yield _finding(name, kind, lost, reached, Role.FILL), Spot(node)
+        tensor = weights[name] if name in weights else attribute(module, target)
+        infinite, flushed = lost_elements(tensor, dtype)
+        if infinite is not None:
+            yield _finding(name, Kind.OVERFLOWS, infinite, reached, Role.FILL), Spot(node)
+        kept = [landing for landing in reached if not landing.after_sum]
+        if flushed is not None and kept:
+            yield _finding(name, Kind.FLUSHED, flushed, kept, Role.FILL), Spot(node)
 
 
 def _by_dtype(reached: list[Landing]) -> dict[torch.dtype, list[Landing]]:
@@ -196,11 +192,15 @@ def _numbers(node: Node) -> Iterator[tuple[Unfit, Spot]]:
         name = f"{argument} of {operator_name(node.target).partition('.')[0]}"
         ways = {fact.dtype: [Landing(node, fact.dtype, role)]}
         if not is_low(node):
-            ways = _by_dtype(landings(node, huge=True)) if role is not Role.BOUND else {}
+            ways = _by_dtype(landings(node)) if role is not Role.BOUND else {}
         for dtype, reached in ways.items():
             kind = _kind(value, dtype, role)
-            if kind is Kind.OVERFLOWS or (kind is not None and (is_low(node) or role is Role.FILL)):
-                yield _finding(name, kind, Lost(1, 1, value), reached, role), Spot(node, argument)
+            if kind is Kind.OVERFLOWS or is_low(node):
+                lossy = reached
+            else:  # it is lost where it is an element
+                lossy = [landing for landing in reached if role is Role.FILL and not landing.after_sum]
+            if kind is not None and lossy:
+                yield _finding(name, kind, Lost(1, 1, value), lossy, role), Spot(node, argument)
 
 
 def _kind(value: float, dtype: torch.dtype, role: Role) -> Kind | None:

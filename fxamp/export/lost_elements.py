@@ -3,10 +3,9 @@
 Beyond the largest: every finite element that becomes Inf counts, since one is enough for NaN.
 
 Flushed to 0: random weights always have a few elements next to 0 that float16 has not, and nobody misses
-them.  It matters where the elements that become 0 are a larger part of their row (of dimension 0: the weights
-of one output; a vector is one row) than what rounding takes from the rest: where the norm of the flushed
-elements is more than half a unit in the last place of the norm of the row.  So a row of tiny weights counts
-also beside large ones, as the norm that follows may scale it up.
+them.  It matters where they are more than a hundredth of the norm of their row (of dimension 0: the weights
+of one output; a vector is one row), which is more than any rounding takes of it.  So a row of tiny weights
+counts also beside large ones, as the norm that follows may scale it up.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ import torch
 
 __all__ = ["Lost", "lost_elements"]
 
-_PART = 1 << 22  # elements that are looked at at a time: large weights are not copied
+_SHARE = 0.01
+_PART = 1 << 20  # elements that are looked at at a time: large weights are not copied
 
 
 @dataclass(frozen=True)
@@ -41,20 +41,22 @@ def lost_elements(tensor: torch.Tensor, dtype: torch.dtype) -> tuple[Lost | None
 
     Args:
         tensor: Floating, any shape; of another layout than strided, or without values (meta), nothing is
-            known to be lost.
+            known to be lost.  One of *dtype* is rounded already: Inf is taken for what overflowed.
         dtype: A floating dtype.
     """
     if tensor.layout is not torch.strided or tensor.device.type == "meta" or not tensor.numel():
         return None, None
+    limits = torch.finfo(dtype)
     infinite, flushed = _Tally(tensor.numel()), _Tally(tensor.numel())
     with torch.no_grad():
         for rows in _parts(tensor.detach()):
-            rounded = rows.to(dtype)
-            infinite.add(rows[rounded.isinf() & rows.isfinite()])
-            zeros = (rounded == 0) & (rows != 0)
+            sizes = rows.abs()
+            if bool((sizes > limits.max).any()):
+                was_finite = rows.isfinite() | (tensor.dtype is dtype)
+                infinite.add(rows[rows.to(dtype).isinf() & was_finite])
+            zeros = (sizes <= limits.smallest_normal * limits.eps / 2) & (rows != 0)
             if bool(zeros.any()):
-                zeros &= _matters(rows, zeros, dtype)
-                flushed.add(rows[zeros])
+                flushed.add(rows[zeros & _matters(rows, zeros)])
     return infinite.lost, flushed.lost
 
 
@@ -83,10 +85,12 @@ def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield part.reshape(part.shape[0], row)
 
 
-def _matters(rows: torch.Tensor, zeros: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """For each row whether its flushed elements are more of it than what is lost by rounding; a column."""
-    exact = torch.where(rows.isfinite(), rows, 0).double()  # squares of tiny elements are 0 in float32
-    whole = exact.norm(dim=1, keepdim=True)
-    lost = torch.where(zeros, exact, 0).norm(dim=1, keepdim=True)
-    more: torch.Tensor = lost > whole * (torch.finfo(dtype).eps / 2)
-    return more
+def _matters(rows: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor:
+    """For each row whether its flushed elements are more than a hundredth of it; a column."""
+    places = zeros.any(dim=1).nonzero().squeeze(1)
+    exact = rows[places].double()  # squares of tiny elements are 0 in float32
+    whole = exact.masked_fill_(~exact.isfinite(), 0).norm(dim=1)
+    lost = exact.masked_fill_(~zeros[places], 0).norm(dim=1)
+    matters = torch.zeros(rows.shape[0], 1, dtype=torch.bool, device=rows.device)
+    matters[places[lost > whole * _SHARE]] = True
+    return matters

@@ -46,11 +46,13 @@ class Landing:
         node: The cast, or the operator that takes it as a number.
         dtype: The low precision dtype.
         role: What that operator does with it; ``None`` at a cast.
+        after_sum: Whether something may have been added to the value before.
     """
 
     node: Node
     dtype: torch.dtype
     role: Role | None = None
+    after_sum: bool = False
 
 
 def is_low(node: object) -> bool:
@@ -71,26 +73,28 @@ _SINGLE = 4
 # --- forwards -----------------------------------------------------------------------------------------
 
 
-def landings(source: Node, *, huge: bool) -> list[Landing]:
-    """Where *source*, a value of float32, becomes one of low precision.
-
-    Args:
-        source: What gives the value.
-        huge: Whether it is beyond low precision, so that it stays so where something is added to it.
-    """
+def landings(source: Node) -> list[Landing]:
+    """Where *source*, a value of float32, becomes one of low precision."""
+    direct = {user for user, _ in _walk(source, lambda node: is_wide(node) and _moves(node))}
     found: dict[Node, Landing] = {}
-    for node, value in _walk(source, lambda node: is_wide(node) and _passes_on(node, huge=huge)):
-        if not is_low(node):
-            continue
+    for node, value in _walk(source, lambda node: is_wide(node) and (_moves(node) or _adds(node))):
         fact = fact_of_node(node)
-        assert fact is not None
-        if isinstance(node.target, OpOverload) and base_name(node.target) in _CONVERTS:
-            found[node] = Landing(node, fact.dtype)
-        elif _is_number(value) and isinstance(node.target, OpOverload):
+        if fact is None or not is_low(node):
+            continue
+        if _converts(node):
+            found[node] = Landing(node, fact.dtype, None, node not in direct or _adds(node))
+        elif isinstance(node.target, OpOverload) and _is_number(value):
             roles = [role_of(node.target, argument) for argument in arguments_with(node, value)]
             if roles and roles[0] is not None:
-                found[node] = Landing(node, fact.dtype, roles[0])
+                found[node] = Landing(node, fact.dtype, roles[0], node not in direct)
     return list(found.values())
+
+
+def _converts(node: Node) -> bool:
+    """Whether float32 values come out in low precision; what is added in place takes the dtype of the sum."""
+    if not isinstance(node.target, OpOverload):
+        return False
+    return base_name(node.target) in _CONVERTS or (_adds(node) and is_inplace(node.target))
 
 
 def _walk(source: Node, passes_on: Callable[[Node], bool]) -> Iterator[tuple[Node, Node]]:
@@ -125,21 +129,24 @@ def _is_view(node: Node) -> bool:
     return any(returned.alias_info is not None for returned in node.target._schema.returns)
 
 
-def _passes_on(node: Node, *, huge: bool) -> bool:
+def _moves(node: Node) -> bool:
     """Whether values of the arguments are values of the result."""
-    if node.target is operator.getitem:
-        return True
     if not isinstance(node.target, OpOverload):
-        return False
-    return _moves(node.target) or (huge and base_name(node.target) in _ADDS)
+        return node.target is operator.getitem
+    return _is_move(node.target)
 
 
 @cache
-def _moves(target: OpOverload) -> bool:
+def _is_move(target: OpOverload) -> bool:
     name = base_name(target)
     if is_inplace(target):
         return name in _WRITES
     return is_passive(target) and not name.endswith("_like") and not name.startswith(("new_", "sym_", "is_"))
+
+
+def _adds(node: Node) -> bool:
+    """Whether a huge value among the arguments makes a huge one of the result."""
+    return isinstance(node.target, OpOverload) and base_name(node.target) in _ADDS
 
 
 def _is_number(value: Node) -> bool:
@@ -156,7 +163,7 @@ def keepers(places: Iterable[Node], *, huge: bool, flows: bool) -> list[Node]:
 
     Args:
         places: Casts and rounded weights that the value is lost in, or operators that lose a number.
-        huge: As for :func:`landings`.
+        huge: Whether the value is beyond low precision, so that it stays so where something is added to it.
         flows: Whether the value goes on in their results, so that casts to come would lose it again.
     """
     found: dict[Node, None] = {}
@@ -172,7 +179,7 @@ def keepers(places: Iterable[Node], *, huge: bool, flows: bool) -> list[Node]:
 
 def _consumers(place: Node, *, huge: bool) -> Iterator[Node]:
     """The operators that take the value of *place* in low precision since their rule says so."""
-    for node, _ in _walk(place, lambda node: _passes_on(node, huge=huge)):
+    for node, _ in _walk(place, lambda node: _moves(node) or (huge and _adds(node))):
         decision = node.meta.get("decision")
         if _computes(node) and decision is not None and decision.target is decision.low:
             yield node

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +12,9 @@ from torch.fx import GraphModule
 from torch.nn import functional
 
 import fxamp
-from fxamp.errors import ExportError
-from fxamp.export.clamp import clamped
 from fxamp.export.fits import Kind, Unfit, tell, unfit
 from fxamp.export.lost_elements import lost_elements
-from tests.models import SmallCNN, SmallTransformer, autocast
+from tests.models import SmallCNN
 
 F16, BF16 = torch.float16, torch.bfloat16
 LOW = (F16, BF16)
@@ -37,15 +34,16 @@ class Model(nn.Module):
 class Mask(Model):
     """A mask of -1e9."""
 
-    def forward(self, x: Tensor, on: Tensor) -> Tensor:
-        return self.layer(x).masked_fill(on, -1e9).softmax(-1)
+    def forward(self, x: Tensor, on: Tensor) -> Tensor:  # noqa: D102
+        y: Tensor = self.layer(x)
+        return y.masked_fill(on, -1e9).softmax(-1)
 
 
 class Eps(Model):
     """Adds 1e-12."""
 
-    def forward(self, x: Tensor, on: Tensor) -> Tensor:
-        y = self.layer(x)
+    def forward(self, x: Tensor, on: Tensor) -> Tensor:  # noqa: D102
+        y: Tensor = self.layer(x)
         return y / (y.abs().sum(-1, keepdim=True) + 1e-12)
 
 
@@ -160,7 +158,8 @@ NUMBERS: dict[str, tuple[Any, str, float, Kind, tuple[torch.dtype, ...]]] = {
         lambda m, y, on: functional.normalize(y), "min of aten::clamp_min", 1e-12, Kind.FLUSHED, (F16,),
     ),
     "a bound next to 1 (1e-4)": (
-        lambda m, y, on: y.sigmoid().clamp(max=1 - 1e-4), "max of aten::clamp", 1 - 1e-4, Kind.ROUNDS_AWAY, LOW,
+        lambda m, y, on: y.sigmoid().clamp(max=0.9999),
+        "max of aten::clamp", 0.9999, Kind.ROUNDS_AWAY, LOW,
     ),
     "a bound next to 1 (1e-3)": (
         lambda m, y, on: y.sigmoid().clamp(max=0.999), "max of aten::clamp", 0.999, Kind.ROUNDS_AWAY, (BF16,),
@@ -185,6 +184,10 @@ NUMBERS: dict[str, tuple[Any, str, float, Kind, tuple[torch.dtype, ...]]] = {
         lambda m, y, on: functional.scaled_dot_product_attention(y, y, y, _causal()),
         "value of aten::fill_", -1e9, Kind.OVERFLOWS, (F16,),
     ),
+    "a float32 mask that is added in place": (
+        lambda m, y, on: y.add_(torch.zeros(8).masked_fill(on[0], -1e9)).softmax(-1),
+        "value of aten::masked_fill", -1e9, Kind.OVERFLOWS, (F16,),
+    ),
     "a float32 number that is converted": (
         lambda m, y, on: torch.where(on, y, torch.full([], -1e9).to(y.dtype)),
         "fill_value of aten::full", -1e9, Kind.OVERFLOWS, (F16,),
@@ -204,9 +207,7 @@ def test_a_number_that_low_precision_lacks_is_found_where_it_meets_it(case: str,
     forward, name, value, kind, dtypes = NUMBERS[case]
     findings = _unfit(_of(forward), dtype)
     found = [(finding.name, finding.value, finding.dtype, finding.kind) for finding in findings]
-    expected = (
-        [(name, value, dtype, kind)] if dtype in dtypes else []
-    )
+    expected = [(name, value, dtype, kind)] if dtype in dtypes else []
     assert found == expected
 
 
@@ -215,6 +216,8 @@ FITS: dict[str, Any] = {
     "the least of the dtype": lambda m, y, on: y.masked_fill(on, torch.finfo(y.dtype).min),
     "-10000": lambda m, y, on: torch.where(on, y, -10000.0) + 1e-5,
     "inf as a bound": lambda m, y, on: y.clamp(min=0, max=math.inf),
+    "a tiny float32 number that is added": lambda m, y, on: m.layer(y.float() + torch.full((8,), 1e-12)),
+    "a tiny float32 buffer that is added": lambda m, y, on: m.layer(y.float() + m.tiny),
     "a comparison": lambda m, y, on: (y > 1e9) | (y < 1e-12),
     "a mask of float32 scores": lambda m, y, on: y.float().masked_fill(on, -1e9).softmax(-1),
     "an eps of float32": lambda m, y, on: y.float() / (y.float().norm() + 1e-12),
@@ -232,7 +235,7 @@ FITS: dict[str, Any] = {
 @pytest.mark.parametrize("dtype", LOW, ids=str)
 @pytest.mark.parametrize("case", FITS)
 def test_nothing_is_found_where_a_number_fits_or_meets_float32_only(case: str, dtype: torch.dtype) -> None:
-    assert _unfit(_of(FITS[case]), dtype) == ()
+    assert _unfit(_of(FITS[case], tiny=torch.full((8,), 1e-12)), dtype) == ()
 
 
 # --- tensors ------------------------------------------------------------------------------------------
@@ -322,10 +325,14 @@ def test_random_weights_fit(dtype: torch.dtype) -> None:
     assert _unfit(SmallCNN(), dtype, torch.randn(2, 3, 8, 8)) == ()
 
 
-def test_a_frozen_graph_needs_the_float32_weights() -> None:
-    frozen = fxamp.freeze(fxamp.convert(Mask().eval(), dtype=F16), (X, ON))
-    with pytest.raises(ExportError, match=r"float32 values of 'layer\.(weight|bias)' are needed"):
-        unfit(frozen.graph_module)
+def test_of_a_frozen_graph_alone_infinite_weights_are_known() -> None:
+    model = Mask()
+    model.layer.weight.data[2, 3:5] = torch.tensor([1e6, -2e6])
+    model.layer.bias.data[:] = 1e-9
+    frozen = fxamp.freeze(fxamp.convert(model.eval(), dtype=F16), (X, ON))
+    weight, mask = unfit(frozen.graph_module)
+    assert (weight.name, weight.count, weight.value) == ("layer.weight", 2, math.inf)
+    assert mask.name == "value of aten::masked_fill"
 
 
 # --- text ---------------------------------------------------------------------------------------------
@@ -334,8 +341,34 @@ def test_a_frozen_graph_needs_the_float32_weights() -> None:
 def test_a_finding_says_what_where_and_a_way_out() -> None:
     model = Mask()
     model.layer.weight.data[2, 3] = 1e6
-    findings = unfit(_graph(model, fxamp.Policy.native("cpu", F16), (X, ON)))
-    assert findings  # placeholder
+    text = tell(unfit(_graph(model, fxamp.Policy.native("cpu", F16), (X, ON))))
+    here = Mask.forward.__code__.co_firstlineno + 1
+    assert text == (
+        "2 constants do not fit the low precision:\n"
+        "layer.weight (of 64 elements 1, up to 1e+06) overflows to inf in f16, which ends at 65504: "
+        f"module 'layer', test_fits.py:{here} in forward: y: Tensor = self.layer(x)\n"
+        "  policy.keep(\"float32\", op='aten::linear', module='layer')\n"
+        "value of aten::masked_fill = -1e+09 overflows to inf in f16, which ends at 65504: "
+        f"test_fits.py:{here + 1} in forward: return y.masked_fill(on, -1e9).softmax(-1)\n"
+        "  policy.keep(\"float32\", op='aten::linear', module='layer')"
+    )
+
+
+def test_the_worst_is_told_first() -> None:
+    findings = unfit(
+        _graph(
+            _of(lambda m, y, on: (y + 1e-12).clamp(min=1e-12) * 1e9),
+            fxamp.Policy.native("cpu", F16),
+            (X, ON),
+        )
+    )
+    first, *rest = tell(findings[::-1]).splitlines()
+    assert first == "3 constants do not fit the low precision:"
+    assert [line.split(" = ")[0] for line in rest[::2]] == [
+        "other of aten::mul",
+        "min of aten::clamp",
+        "other of aten::add",
+    ]
 
 
 def test_without_findings_nothing_is_told() -> None:
