@@ -19,6 +19,7 @@ from fxamp.compare.kinds import Finding, Kind
 from fxamp.compare.rows import Count
 from fxamp.compare.shadows import Shadow
 from fxamp.compare.statistics import Tally
+from fxamp.ir.scalars import overflows, scalar_arguments
 
 __all__ = ["Call", "inspect", "inspect_source", "inspect_state"]
 
@@ -137,7 +138,8 @@ def _not_finite(
     bad = ~torch.isfinite(result) & torch.isfinite(expected)
     sizes = expected[bad].abs() if made else expected.abs()
     largest = float(sizes.max()) if sizes.numel() else math.inf
-    constant = next((c for c in _scalars(call) if abs(c) > limit), None)
+    numbers = (number for _, number in scalar_arguments(call.func, call.args, call.kwargs))
+    constant = next((number for number in numbers if overflows(number, result.dtype)), None)
     only = made and sizes.numel() > 0 and float(sizes.min()) == largest
     if constant is not None or (only and _moves_data(call, result)):
         number = constant if constant is not None else largest
@@ -170,16 +172,6 @@ def _vanished_inputs(call: Call) -> Iterator[Shadow]:
 def _names(call: Call) -> str:
     dtypes = dict.fromkeys(t.dtype.abbr for t in call.inputs if t.is_floating_point())
     return "/".join(dtypes)
-
-
-def _scalars(call: Call) -> Iterator[float]:
-    """The numbers that the operator computes with."""
-    values = dict(zip((argument.name for argument in call.func._schema.arguments), call.args, strict=False))
-    values |= call.kwargs
-    for argument in call.func._schema.arguments:
-        value = values.get(argument.name)
-        if isinstance(value, float) or (isinstance(value, int) and "number" in str(argument.type).lower()):
-            yield float(value)
 
 
 def _moves_data(call: Call, result: torch.Tensor) -> bool:
