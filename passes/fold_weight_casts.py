@@ -23,6 +23,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
+from fxamp.ir.edits import note_edit
 from fxamp.ir.facts import fact_of_node
 from fxamp.ir.operators import TO_DTYPE, is_inplace, is_to_dtype
 from fxamp.passes.base import Pass
@@ -78,10 +79,13 @@ def _writes(node: Node) -> bool:
 
 
 def _fold(graph: Graph, weight: Node, moves: frozenset[OpOverload], *, contiguous: bool) -> bool:
-    changed = False
-    for cast in list(_casts_behind(weight, moves, contiguous=contiguous)):
+    behind = list(_casts_behind(weight, moves, contiguous=contiguous))
+    for cast in [*behind, *filter(is_cast_of_weight, weight.users)]:
+        what = f"read from the rounded copy of %{weight.name}"
+        note_edit(graph, cast, FoldWeightCasts.name, "inference-exact", what, "the weight does not change")
+    for cast in behind:
         _cast_before_moves(graph, weight, cast)
-        changed = True
+    changed = bool(behind)
     copies: dict[torch.dtype, Node] = {}
     for cast in [user for user in weight.users if is_cast_of_weight(user)]:
         dtype = cast.args[1]

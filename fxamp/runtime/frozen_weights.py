@@ -11,18 +11,19 @@ no casts, or its Python runs eagerly        a float32 parameter                 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 
 from fxamp.capture.sources import Constant, Place, Source
 from fxamp.errors import FrozenError
 from fxamp.ir.blocks import is_source
 from fxamp.ir.rounded_weight import RoundedWeight
 from fxamp.ir.where import locate
+from fxamp.passes.base import Pass
 from fxamp.passes.fold_weight_casts import FoldWeightCasts
 from fxamp.runtime.watch import Slot, TensorWatch
 
@@ -41,15 +42,21 @@ class FrozenWeights:
         self._copies: dict[tuple[int, torch.dtype], _Copy] = {}
 
     def fold(
-        self, graph: Graph, sources: Mapping[Node, Source], root: nn.Module, written: set[object]
+        self,
+        module: GraphModule,
+        sources: Mapping[Node, Source],
+        root: nn.Module,
+        written: set[object],
+        watch: Callable[[Pass, GraphModule], None],
     ) -> dict[Node, Source]:
-        """Make *graph* read rounded copies; the sources that it then has.
+        """Make the graph of *module* read rounded copies; the sources that it then has.
 
         Args:
-            graph: A rewritten graph.
+            module: A rewritten graph.
             sources: What its ``get_attr`` nodes stand for.
             root: The module that the places of the sources are in.
             written: The targets of the sources that the call writes to.
+            watch: As for ``run_passes``.
 
         Raises:
             FrozenError: It reads the float32 values of a weight that has none, or writes to a weight.
@@ -65,9 +72,11 @@ class FrozenWeights:
             for name, tensor in tensors.items()
             if id(tensor) not in self._unfolded and name not in written
         }
-        FoldWeightCasts(foldable).run(graph)
+        step = FoldWeightCasts(foldable)
+        step.run(module.graph)
+        watch(step, module)
         found: dict[Node, Source] = {}
-        for node in graph.nodes:
+        for node in module.graph.nodes:
             if "rounded" in node.meta:
                 target, dtype = node.meta["rounded"]
                 found[node] = Constant(self.rounded(tensors[target], dtype, node))

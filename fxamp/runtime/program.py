@@ -29,11 +29,11 @@ from fxamp.passes import build_pipeline, run_passes
 from fxamp.passes.base import graphs_of
 from fxamp.policy import Policy
 from fxamp.runtime.attribute_watch import AttributeWatch
+from fxamp.runtime.cast_history import CastHistory, CastLog
 from fxamp.runtime.cast_scope import cast_scope
 from fxamp.runtime.cast_scope import keep_cast as keep
 from fxamp.runtime.frozen_weights import FrozenTensors, FrozenWeights
 from fxamp.runtime.lower import FlatCode, lower
-from fxamp.runtime.removed_casts import CastLog, RemovedCast
 from fxamp.runtime.undo import written
 from fxamp.runtime.watch import Slot, TensorWatch
 
@@ -106,7 +106,7 @@ class Program:
         written: Which of its inputs, and which of the model's tensors, a segment writes to that is not the
             last.
         branches: The programs that go on from there.
-        removed: The casts that clean-up took out.
+        casts: The casts that eager autocast makes there, and those that the passes took out.
     """
 
     module: GraphModule
@@ -130,7 +130,7 @@ class Program:
     training: bool = False
     grad: bool = False
     branches: list[Branch] = field(default_factory=list)
-    removed: tuple[RemovedCast, ...] = ()
+    casts: CastHistory = field(default_factory=CastHistory)
 
     def tensors(self) -> list[torch.Tensor] | None:
         """The parameters, buffers and constants, read now; ``None`` if the model is not as captured."""
@@ -228,7 +228,7 @@ def build_program(
     slots = own = _slots(module.graph, captured.sources, root)
     sources = captured.sources
     if weights is not None:
-        sources = weights.fold(module.graph, sources, root, names)
+        sources = weights.fold(module, sources, root, names, casts)
         meta, module = module.meta, _graph_module(module.graph, sources, root, captured.blocks)
         module.meta.update(meta)
         slots = _slots(module.graph, sources, root)
@@ -259,7 +259,7 @@ def build_program(
         _write_back=tuple((place.slot(root), place.name) for place in captured.rebound),
         _single=captured.result == ("leaf",) and not captured.rebound,
         scoped=bool(captured.blocks),
-        removed=casts.removed,
+        casts=casts.history(),
         training=root.training if root is function else False,
         grad=captured.grad,
     )
