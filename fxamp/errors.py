@@ -9,11 +9,7 @@ what ``torch.autocast`` raises (``RuntimeError``) keeps working.
 ``PolicyError``       ``RuntimeError``    a policy forbids the call, or is not one
 ``InvariantError``    ``AssertionError``  fxamp broke its own rules: report it
 ``FrozenError``       ``RuntimeError``    a frozen model is asked for what it gave up
-<<<<<<< HEAD
 ``ExportError``       ``RuntimeError``    an artifact cannot be written, or does not hold what it should
-=======
-``ExportError``       ``RuntimeError``    an artifact cannot be written, or is not right
->>>>>>> fits
 ====================  ==================  ======================================
 
 ``RecaptureWarning`` is no exception but a warning: a model is called in so many ways that it is no longer
@@ -25,10 +21,7 @@ __all__ = [
     "ArgumentError",
     "CaptureError",
     "ExportError",
-<<<<<<< HEAD
     "ExportWarning",
-=======
->>>>>>> fits
     "FrozenError",
     "FxampError",
     "InvariantError",
@@ -77,7 +70,6 @@ class FrozenError(FxampError, RuntimeError):
 
 
 class ExportError(FxampError, RuntimeError):
-<<<<<<< HEAD
     """Raised where an artifact cannot be written, or does not hold what it should.
 
     - The model is no single graph: a part of it runs eagerly, or values of tensors decide what runs.
@@ -87,9 +79,6 @@ class ExportError(FxampError, RuntimeError):
 
     Whatever was under the final name before is still there.
     """
-=======
-    """An artifact cannot be written or does not hold what it should."""
->>>>>>> fits
 
 
 class InvariantError(FxampError, AssertionError):

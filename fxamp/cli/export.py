@@ -21,6 +21,7 @@ from fxamp.compare.inputs import Item, items_of
 from fxamp.export import export
 from fxamp.export.contract import InputDtypes, OutputDtypes
 from fxamp.export.export import Format
+from fxamp.export.fitted import Fit
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
@@ -42,6 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="low: float32 goes in in low precision; default: %(default)s")  # fmt: skip
     parser.add_argument("--output-dtypes", choices=get_args(OutputDtypes), default="autocast",
                         help="keep: as without autocast; default: %(default)s")  # fmt: skip
+    parser.add_argument("--fit", choices=get_args(Fit), default="warn",
+                        help="what to do about constants that do not fit; default: %(default)s")  # fmt: skip
     parser.add_argument("--no-check", action="store_true", help="do not load the file again")
 
 
@@ -67,6 +70,7 @@ def run(options: argparse.Namespace) -> int:
         dynamic_shapes=_dynamic_shapes(made.model, item, options),
         inputs=options.input_dtypes,
         outputs=options.output_dtypes,
+        fit=options.fit,
         check=not options.no_check,
     )
     if options.json:

@@ -28,7 +28,7 @@ from fxamp.ir.where import locate
 from fxamp.runtime.frozen_module import FrozenModule
 from fxamp.runtime.program import Program
 
-__all__ = ["Deployed", "deploy"]
+__all__ = ["Deployed", "deploy", "module_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +46,8 @@ class Deployed:
         program: The program of it.
         contract: Which dtypes were chosen.
         plain: Whether the model itself knows nothing of the low precision dtype.
+        findings: Weights and constants that do not fit the low precision dtype, a line each.
+        clamped: Whether they were changed, so that the graph gives other bits than the frozen model.
     """
 
     module: nn.Module
@@ -58,6 +60,8 @@ class Deployed:
     program: Program
     contract: Contract
     plain: bool
+    findings: tuple[str, ...] = ()
+    clamped: bool = False
 
     @property
     def device_type(self) -> str:
@@ -74,6 +78,8 @@ class Deployed:
 
         Random operators draw from seed 0.  The buffers that the call writes to are put back.
         """
+        if self.clamped:
+            return self._of_graph()
         spec, leaves = flatten((self.args, self.kwargs))
         wide = [_own(leaf, port.model) for leaf, port in zip(leaves, self.inputs, strict=True)]
         args, kwargs = unflatten(spec, wide, [])
@@ -85,6 +91,13 @@ class Deployed:
             for name, buffer in before.items():
                 buffers[name].copy_(buffer)
         return [self._as_agreed(value) for value in result]
+
+    def _of_graph(self) -> list[Any]:
+        """Likewise, what the graph gives that is exported."""
+        args, kwargs = copy.deepcopy((self.args, self.kwargs))
+        with torch.random.fork_rng(), torch.no_grad():
+            torch.manual_seed(0)
+            return pytree.tree_leaves(copy.deepcopy(self.module)(*args, **kwargs))
 
     def _as_agreed(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -255,6 +268,11 @@ def _with_weights(graph: Graph, source: GraphModule, parameters: dict[str, Any])
 def _attribute(module: nn.Module, target: str) -> Any:
     path, _, name = target.rpartition(".")
     return getattr(module.get_submodule(path), name)
+
+
+def module_of(graph_module: GraphModule, deployed: Deployed) -> nn.Module:
+    """The module of *deployed* with another graph."""
+    return _module(graph_module, deployed.program, deployed.frozen._tree, deployed.device_type)
 
 
 def _module(graph_module: GraphModule, program: Program, model: nn.Module, device_type: str) -> nn.Module:

@@ -39,6 +39,7 @@ def describe(deployed: Deployed, format: str, imports: Sequence[str] = ()) -> Ar
         weight_bytes=sum(tensor.nbytes for tensor in tensors),
         float32_bytes=sum(_float32_bytes(weight) for weight in deployed.frozen._tree.parameters()),
         imports=tuple(imports),
+        findings=deployed.findings,
         policy=json.loads(Plan(torch.__version__, deployed.frozen._options.policy.to_json(), ()).to_json()),
         precision=tuple(str(operator) for graph in graphs for operator in graph.operators if operator.rule),
     )

@@ -21,6 +21,7 @@ from fxamp.export.check import differences, distance, run_in_fresh_process
 from fxamp.export.contract import Contract, InputDtypes, OutputDtypes
 from fxamp.export.deployed import Deployed, deploy
 from fxamp.export.describe import describe
+from fxamp.export.fitted import Fit, check_fit, fitted
 from fxamp.export.needs import needed_imports
 from fxamp.export.pt2 import exported, write_pt2
 from fxamp.policy import Policy
@@ -48,6 +49,7 @@ def export(
     dynamic_shapes: Any = None,
     inputs: InputDtypes = "keep",
     outputs: OutputDtypes = "autocast",
+    fit: Fit = "warn",
     check: bool = True,
 ) -> Artifact:
     """Write *model* for deployment: the graph with every cast, each weight in the dtype that it is used in.
@@ -69,6 +71,8 @@ def export(
         inputs: ``"keep"``: as in the example.  ``"low"``: what is float32 in the example is taken in *dtype*.
         outputs: ``"autocast"``: as the model gives them under autocast.  ``"keep"``: as it gives them without.
             ``"low"``: what is float32 under autocast is given in *dtype*.
+        fit: What to do about weights and constants that *dtype* does not have, a mask of -1e9 or an eps of 1e-12:
+            ``"warn"``, ``"error"``, or ``"clamp"``, which makes them the nearest that it has.
         check: Load what was written in a fresh process, which cannot import fxamp, and run the example.  A
             program of pt2 must give the bits of the converted model; for the other formats, whose kernels
             are not torch's, the distance is measured and told.
@@ -90,10 +94,11 @@ def export(
         >>> torch.export.load(path).module()(torch.ones(3, 4)).dtype
         torch.bfloat16
     """
+    check_fit(fit)
     request = _request(model, kwargs, path, format, Contract(inputs, outputs), dynamic_shapes, check=check)
     frozen = _frozen(model, tuple(args), request, device_type=device_type, dtype=dtype, policy=policy)
     deployed = deploy(frozen, tuple(args), dict(request.kwargs), request.contract)
-    return _written(deployed, request)
+    return _written(fitted(deployed, _weights(model), fit), request)
 
 
 @dataclass(frozen=True)
@@ -165,6 +170,12 @@ def _frozen(
             dynamic_shapes=False if shapes is None else shapes,
         )
     return freeze(amp, args, dict(request.kwargs))
+
+
+def _weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The float32 weights by name; a frozen model has those only that it did not round."""
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return {name: tensor for name, tensor in named if tensor.dtype is torch.float32}
 
 
 def _written(deployed: Deployed, request: _Request) -> Artifact:
