@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
@@ -60,7 +60,7 @@ class Unfit:
 
     Attributes:
         name: The tensor's name in the model, or the argument and the operator that it is given to.
-        where: Module path and source line of the operator that meets it.
+        where: Module path and source line of the operator that is given the number, or that meets the tensor.
         value: The number, of a tensor the largest of the elements that are lost, by size.
         dtype: The low precision dtype.
         kind: What happens.
@@ -80,11 +80,22 @@ class Unfit:
     suggestion: str
 
     def __str__(self) -> str:
+        return f"{self._loss}; {self._help} ({self.where})"
+
+    def tell(self) -> str:
+        """The same on two lines, the way out on its own."""
+        return f"{self._loss}, at {self.where}\n  {self._help}"
+
+    @property
+    def _loss(self) -> str:
         what = f"{self.name} = {self.value:g}"
         if self.total > 1:
             what = f"{self.name} (of {self.total} elements {self.count}, up to {self.value:g})"
-        help_ = self.suggestion or f"no override helps: the model itself asks for {self.dtype.abbr} there"
-        return f"{what} {self.kind.value} in {self.dtype.abbr}, {self._limit}: {self.where}\n  {help_}"
+        return f"{what} {self.kind.value} in {self.dtype.abbr}, {self._limit}"
+
+    @property
+    def _help(self) -> str:
+        return self.suggestion or f"no override helps, the model itself asks for {self.dtype.abbr}"
 
     @property
     def _limit(self) -> str:
@@ -127,9 +138,9 @@ def tell(findings: Sequence[Unfit]) -> str:
     if not findings:
         return ""
     order = list(Kind)
-    lines = [str(finding) for finding in sorted(findings, key=lambda finding: order.index(finding.kind))]
-    count = f"{len(lines)} constant{'s do' if len(lines) > 1 else ' does'} not fit"
-    return "\n".join((f"{count} the low precision:", *lines))
+    ranked = sorted(findings, key=lambda finding: order.index(finding.kind))
+    count = f"{len(ranked)} constant{'s do' if len(ranked) > 1 else ' does'} not fit"
+    return "\n".join((f"{count} the low precision:", *(finding.tell() for finding in ranked)))
 
 
 def find(
@@ -164,7 +175,9 @@ def _tensor(
             yield _finding(name, Kind.OVERFLOWS, infinite, reached, Role.FILL), Spot(node)
         kept = [landing for landing in reached if not landing.after_sum]
         if flushed is not None and kept:
-            yield _finding(name, Kind.FLUSHED, flushed, kept, Role.FILL), Spot(node)
+            added = all(landing.role is Role.ADDEND for landing in kept)
+            kind = Kind.ROUNDS_AWAY if added else Kind.FLUSHED
+            yield _finding(name, kind, flushed, kept, Role.FILL), Spot(node)
 
 
 def _by_dtype(reached: list[Landing]) -> dict[torch.dtype, list[Landing]]:
@@ -200,7 +213,8 @@ def _numbers(node: Node) -> Iterator[tuple[Unfit, Spot]]:
             else:  # it is lost where it is an element
                 lossy = [landing for landing in reached if role is Role.FILL and not landing.after_sum]
             if kind is not None and lossy:
-                yield _finding(name, kind, Lost(1, 1, value), lossy, role), Spot(node, argument)
+                finding = _finding(name, kind, Lost(1, 1, value), lossy, role)
+                yield replace(finding, where=_where(node)), Spot(node, argument)
 
 
 def _kind(value: float, dtype: torch.dtype, role: Role) -> Kind | None:

@@ -13,7 +13,6 @@ from torch.nn import functional
 
 import fxamp
 from fxamp.export.fits import Kind, Unfit, tell, unfit
-from fxamp.export.lost_elements import lost_elements
 from tests.models import SmallCNN
 
 F16, BF16 = torch.float16, torch.bfloat16
@@ -264,37 +263,6 @@ def test_tiny_weights_are_flushed(dtype: torch.dtype, tiny: float) -> None:
     assert (finding.count, finding.total) == (64, 64)
 
 
-def test_a_row_of_tiny_weights_matters_and_a_few_tiny_elements_do_not() -> None:
-    weight = torch.ones(4, 8)
-    weight[:, :3] = 1e-9
-    assert lost_elements(weight, F16) == (None, None)
-    weight[2] = torch.linspace(0, 7e-9, 8)  # of which one is 0 anyway
-    _, flushed = lost_elements(weight, F16)
-    assert flushed is not None
-    assert (flushed.count, flushed.total) == (7, 32)
-    assert flushed.extreme == pytest.approx(7e-9)
-
-
-def test_elements_that_round_to_the_largest_number_and_infinite_ones_fit() -> None:
-    weight = torch.tensor([65519.0, -65519.0, math.inf, -math.inf, math.nan, 0.0])
-    assert lost_elements(weight, F16) == (None, None)
-    infinite, flushed = lost_elements(torch.tensor([65520.0, -70000.0, math.inf]), F16)
-    assert infinite is not None
-    assert (infinite.count, infinite.total, infinite.extreme) == (2, 3, -70000.0)
-    assert flushed is None
-
-
-@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (2, 1 << 22), (3, 5, 7)], ids=str)
-def test_every_shape_is_looked_at_whole(shape: tuple[int, ...]) -> None:
-    weight = torch.ones(shape)
-    assert lost_elements(weight, F16) == (None, None)
-    if weight.numel():
-        weight.view(-1)[-1] = 1e9
-        infinite, _ = lost_elements(weight, F16)
-        assert infinite is not None
-        assert (infinite.count, infinite.total) == (1, weight.numel())
-
-
 def test_a_buffer_is_found_by_its_name_where_it_is_cast() -> None:
     model = _of(lambda m, y, on: y @ m.mask, mask=torch.tensor([0.0, -1e9] * 4))
     finding = _one(model, F16)
@@ -310,6 +278,11 @@ def test_a_buffer_of_one_number_is_lost_without_a_cast() -> None:
     model = _of(lambda m, y, on: y * m.scale, scale=torch.tensor(1e9))
     finding = _one(model, F16)
     assert (finding.name, finding.value, finding.kind) == ("scale", 1e9, Kind.OVERFLOWS)
+
+
+def test_a_buffer_of_one_number_that_is_added_rounds_away() -> None:
+    finding = _one(_of(lambda m, y, on: y + m.eps, eps=torch.tensor(1e-12)), F16)
+    assert (finding.name, finding.kind) == ("eps", Kind.ROUNDS_AWAY)
 
 
 @pytest.mark.parametrize("dtype", LOW, ids=str)
@@ -345,13 +318,29 @@ def test_a_finding_says_what_where_and_a_way_out() -> None:
     here = Mask.forward.__code__.co_firstlineno + 1
     assert text == (
         "2 constants do not fit the low precision:\n"
-        "layer.weight (of 64 elements 1, up to 1e+06) overflows to inf in f16, which ends at 65504: "
+        "layer.weight (of 64 elements 1, up to 1e+06) overflows to inf in f16, which ends at 65504, at "
         f"module 'layer', test_fits.py:{here} in forward: y: Tensor = self.layer(x)\n"
         "  policy.keep(\"float32\", op='aten::linear', module='layer')\n"
-        "value of aten::masked_fill = -1e+09 overflows to inf in f16, which ends at 65504: "
+        "value of aten::masked_fill = -1e+09 overflows to inf in f16, which ends at 65504, at "
         f"test_fits.py:{here + 1} in forward: return y.masked_fill(on, -1e9).softmax(-1)\n"
         "  policy.keep(\"float32\", op='aten::linear', module='layer')"
     )
+
+
+def test_a_finding_is_one_line() -> None:
+    line = Mask.forward.__code__.co_firstlineno + 2
+    assert str(_one(Mask(), F16)) == (
+        "value of aten::masked_fill = -1e+09 overflows to inf in f16, which ends at 65504; "
+        "policy.keep(\"float32\", op='aten::linear', module='layer') "
+        f"(test_fits.py:{line} in forward: return y.masked_fill(on, -1e9).softmax(-1))"
+    )
+
+
+def test_where_the_model_asks_for_low_precision_itself_no_override_is_told() -> None:
+    model = _of(lambda m, y, on: torch.full((8,), -1e9).half())
+    (finding,) = unfit(_graph(model, fxamp.Policy.native("cpu", F16), (X, ON)))
+    assert finding.suggestion == ""
+    assert "no override helps, the model itself asks for f16" in str(finding)
 
 
 def test_the_worst_is_told_first() -> None:
