@@ -22,11 +22,14 @@ from fxamp.capture.recorder import set_grad_enabled
 from fxamp.capture.structure import flatten, mutable_objects, set_contents, unflatten
 from fxamp.errors import ExportError, ExportWarning
 from fxamp.export.contract import Contract, Port
+from fxamp.export.results import portable, replaced_classes
 from fxamp.ir.region_code import RegionCode, is_named
 from fxamp.runtime.frozen_module import FrozenModule
 from fxamp.runtime.program import Program
 
 __all__ = ["Deployed", "deploy"]
+
+_SEEN = "the model reads values of tensors; here it goes the way that it has for exporters"
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +47,7 @@ class Deployed:
         program: The program of it.
         contract: Which dtypes were chosen.
         plain: Whether the model itself knows nothing of the low precision dtype.
+        original: The frozen model as it runs where no exporter is seen, if that is no single graph.
     """
 
     module: nn.Module
@@ -56,11 +60,19 @@ class Deployed:
     program: Program
     contract: Contract
     plain: bool
+    original: FrozenModule | None = None
 
     @property
     def device_type(self) -> str:
         """Whose autocast."""
         return self.frozen._options.policy.device_type
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What differs from the model, a line each."""
+        assert self.program.result is not None
+        found = replaced_classes(self.program.result)
+        return found if self.original is None else (*found, _SEEN)
 
     @property
     def low(self) -> torch.dtype:
@@ -75,11 +87,12 @@ class Deployed:
         spec, leaves = flatten((self.args, self.kwargs))
         wide = [_own(leaf, port.model) for leaf, port in zip(leaves, self.inputs, strict=True)]
         args, kwargs = unflatten(spec, wide, [])
-        buffers = dict(self.frozen.named_buffers())
+        model = self.original or self.frozen
+        buffers = dict(model.named_buffers())
         before = {name: buffer.clone() for name, buffer in buffers.items()}
         with torch.random.fork_rng(), torch.no_grad():
             torch.manual_seed(0)
-            result = pytree.tree_leaves(self.frozen(*args, **kwargs))
+            result = pytree.tree_leaves(portable(model(*args, **kwargs)))
             for name, buffer in before.items():
                 buffers[name].copy_(buffer)
         return [self._as_agreed(value) for value in result]
@@ -286,7 +299,7 @@ def _result(program: Program, outputs: Sequence[Any], call: Any) -> Any:
     objects = mutable_objects(call) if program.refers else []
     result = unflatten(program.result, list(outputs), objects)
     if not program.changed:
-        return result
+        return portable(result)
     for index, now in zip(program.changed, result[1], strict=True):
         set_contents(objects[index], now)
-    return result[0]
+    return portable(result[0])

@@ -37,6 +37,7 @@ def describe(deployed: Deployed, format: str, imports: Sequence[str] = ()) -> Ar
         weight_bytes=sum(tensor.nbytes for tensor in tensors),
         float32_bytes=sum(_float32_bytes(weight) for weight in deployed.frozen._tree.parameters()),
         imports=tuple(imports),
+        notes=deployed.notes,
         policy=json.loads(plan_of(deployed.frozen._options.policy, [deployed.program]).to_json()),
     )
 
