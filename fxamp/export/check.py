@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,89 @@ import torch
 from fxamp.errors import ExportError
 from fxamp.export import reload
 
-__all__ = ["differences", "distance", "run_in_fresh_process"]
+__all__ = ["FreshProcess", "differences", "distance", "run_in_fresh_process"]
+
+
+class FreshProcess:
+    """A process that cannot import fxamp, for any number of artifacts; :meth:`close` ends it.
+
+    Args:
+        device_type: Whose autocast the regions are of.
+    """
+
+    def __init__(self, device_type: str) -> None:
+        self._device_type = device_type
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed with the process
+        source = Path(reload.__file__).read_text(encoding="utf-8")
+        path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", source],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
+            env=os.environ | {"PYTHONPATH": path},
+        )  # fmt: skip
+
+    def run(
+        self,
+        artifact: Path,
+        calls: Sequence[tuple[Any, Any]],
+        *,
+        format: str = "pt2",  # noqa: A002
+        imports: Sequence[str] = (),
+        ambient: Sequence[str | None] | None = None,
+    ) -> list[Any]:
+        """For each of *calls* the leaves of what *artifact* gives, or the text of the error that it raises.
+
+        Args:
+            artifact: A file of format ``"pt2"`` or ``"aoti"``.
+            calls: ``(args, kwargs)`` of each.
+            format: Which of them.
+            imports: What to import before it is loaded.
+            ambient: For each call, the dtype of an autocast region around it.
+
+        Raises:
+            ExportError: It cannot be loaded.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            given, got = Path(folder, "calls.pt"), Path(folder, "results.pt")
+            torch.save(list(calls), given)
+            request = {
+                "artifact": str(artifact), "format": format, "imports": list(imports), "calls": str(given),
+                "results": str(got), "ambient": list(ambient or [None] * len(calls)),
+                "threads": torch.get_num_threads(), "device_type": self._device_type,
+            }  # fmt: skip
+            error = self._ask(json.dumps(request))
+            if error:
+                raise ExportError(f"the artifact does not run in a fresh process:\n{_end_of(error)}")
+            results: list[Any] = torch.load(got, weights_only=False)
+        return results
+
+    def _ask(self, request: str) -> str:
+        """What went wrong; ``""`` if nothing has."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(f"{request}\n")
+            self._process.stdin.flush()
+        while line := self._process.stdout.readline():
+            if line == "done\n":
+                return ""
+            with suppress(ValueError):  # what a library prints is no answer
+                answer = json.loads(line)
+                if isinstance(answer, str):
+                    return answer
+        self._errors.seek(0)
+        return self._errors.read() or f"it ended with code {self._process.wait()}"
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it takes further requests."""
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.communicate()
+        self._errors.close()
 
 
 def run_in_fresh_process(
@@ -28,37 +111,20 @@ def run_in_fresh_process(
     imports: Sequence[str] = (),
     ambient: str | None = None,
 ) -> list[Any]:
-    """The leaves of what *artifact* gives for *call*.
-
-    Args:
-        artifact: A file of format ``"pt2"`` or ``"aoti"``.
-        call: ``(args, kwargs)``.
-        format: Which of them.
-        device_type: Whose autocast.
-        imports: What to import before it is loaded.
-        ambient: The dtype of an autocast region around the call.
+    """The leaves of what *artifact* gives for *call*; see :meth:`FreshProcess.run`.
 
     Raises:
         ExportError: It cannot be loaded, or the call fails.
     """
-    settings = {
-        "format": format, "imports": list(imports), "threads": torch.get_num_threads(), "ambient": ambient,
-        "device_type": device_type,
-    }  # fmt: skip
-    source = Path(reload.__file__).read_text(encoding="utf-8")
-    with tempfile.TemporaryDirectory() as folder:
-        given, got = Path(folder, "call.pt"), Path(folder, "result.pt")
-        torch.save(call, given)
-        command = [sys.executable, "-c", source, artifact, given, got, json.dumps(settings)]
-        path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-        done = subprocess.run(
-            [str(part) for part in command],
-            capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": path},
-        )  # fmt: skip
-        if done.returncode != 0:
-            raise ExportError(f"the artifact does not run in a fresh process:\n{_end_of(done.stderr)}")
-        result: list[Any] = torch.load(got, weights_only=False)
-    return result
+    process = FreshProcess(device_type)
+    try:
+        (result,) = process.run(artifact, [call], format=format, imports=imports, ambient=[ambient])
+    finally:
+        process.close()
+    if isinstance(result, str):
+        raise ExportError(f"the artifact does not run in a fresh process:\n{_end_of(result)}")
+    leaves: list[Any] = result
+    return leaves
 
 
 def differences(got: Sequence[Any], wanted: Sequence[Any]) -> list[str]:

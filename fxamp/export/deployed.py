@@ -23,12 +23,15 @@ from fxamp.capture.recorder import set_grad_enabled
 from fxamp.capture.structure import flatten, mutable_objects, set_contents, unflatten
 from fxamp.errors import ExportError, ExportWarning
 from fxamp.export.contract import Contract, Port
+from fxamp.export.results import portable, replaced_classes
 from fxamp.ir.region_code import RegionCode, is_named
 from fxamp.ir.where import locate
 from fxamp.runtime.frozen_module import FrozenModule
 from fxamp.runtime.program import Program
 
 __all__ = ["Deployed", "deploy", "module_of"]
+
+_SEEN = "the model reads values of tensors; here it goes the way that it has for exporters"
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +51,7 @@ class Deployed:
         plain: Whether the model itself knows nothing of the low precision dtype.
         findings: Weights and constants that do not fit the low precision dtype, a line each.
         clamped: Whether they were changed, so that the graph gives other bits than the frozen model.
+        original: The frozen model as it runs where no exporter is seen, if that is no single graph.
     """
 
     module: nn.Module
@@ -62,11 +66,19 @@ class Deployed:
     plain: bool
     findings: tuple[str, ...] = ()
     clamped: bool = False
+    original: FrozenModule | None = None
 
     @property
     def device_type(self) -> str:
         """Whose autocast."""
         return self.frozen._options.policy.device_type
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What differs from the model, a line each."""
+        assert self.program.result is not None
+        found = replaced_classes(self.program.result)
+        return found if self.original is None else (*found, _SEEN)
 
     @property
     def low(self) -> torch.dtype:
@@ -83,11 +95,12 @@ class Deployed:
         spec, leaves = flatten((self.args, self.kwargs))
         wide = [_own(leaf, port.model) for leaf, port in zip(leaves, self.inputs, strict=True)]
         args, kwargs = unflatten(spec, wide, [])
-        buffers = dict(self.frozen.named_buffers())
+        model = self.original or self.frozen
+        buffers = dict(model.named_buffers())
         before = {name: buffer.clone() for name, buffer in buffers.items()}
         with torch.random.fork_rng(), torch.no_grad():
             torch.manual_seed(0)
-            result = pytree.tree_leaves(self.frozen(*args, **kwargs))
+            result = pytree.tree_leaves(portable(model(*args, **kwargs)))
             for name, buffer in before.items():
                 buffers[name].copy_(buffer)
         return [self._as_agreed(value) for value in result]
@@ -310,7 +323,7 @@ def _result(program: Program, outputs: Sequence[Any], call: Any) -> Any:
     objects = mutable_objects(call) if program.refers else []
     result = unflatten(program.result, list(outputs), objects)
     if not program.changed:
-        return result
+        return portable(result)
     for index, now in zip(program.changed, result[1], strict=True):
         set_contents(objects[index], now)
-    return result[0]
+    return portable(result[0])

@@ -40,6 +40,7 @@ def describe(deployed: Deployed, format: str, imports: Sequence[str] = ()) -> Ar
         float32_bytes=sum(_float32_bytes(weight) for weight in deployed.frozen._tree.parameters()),
         imports=tuple(imports),
         findings=deployed.findings,
+        notes=deployed.notes,
         policy=json.loads(Plan(torch.__version__, deployed.frozen._options.policy.to_json(), ()).to_json()),
         precision=tuple(str(operator) for graph in graphs for operator in graph.operators if operator.rule),
     )

@@ -13,6 +13,7 @@ from torch import nn
 
 from fxamp.api import convert
 from fxamp.capture.symbols import Sizes
+from fxamp.capture.tracer_checks import exporter_seen
 from fxamp.errors import ArgumentError, ExportError
 from fxamp.export.aoti import write_aoti
 from fxamp.export.artifact import Artifact, add_to_archive
@@ -96,8 +97,15 @@ def export(
     """
     check_fit(fit)
     request = _request(model, kwargs, path, format, Contract(inputs, outputs), dynamic_shapes, check=check)
-    frozen = _frozen(model, tuple(args), request, device_type=device_type, dtype=dtype, policy=policy)
-    deployed = deploy(frozen, tuple(args), dict(request.kwargs), request.contract)
+    call = tuple(args), dict(request.kwargs)
+    frozen = _frozen(model, call, request, device_type=device_type, dtype=dtype, policy=policy)
+    if _is_one_graph(frozen, call):
+        deployed = deploy(frozen, *call, request.contract)
+    else:
+        with exporter_seen():
+            again = _frozen(model, call, request, device_type=device_type, dtype=dtype, policy=policy)
+            deployed = deploy(again if _is_one_graph(again, call) else frozen, *call, request.contract)
+        deployed = replace(deployed, original=frozen)
     return _written(fitted(deployed, _weights(model), fit), request)
 
 
@@ -140,9 +148,16 @@ def _request(
     return _Request(dict(kwargs or {}), file, chosen, contract, dynamic_shapes, check)
 
 
+def _is_one_graph(frozen: FrozenModule, call: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
+    """Whether *call* is; else values of tensors decide what runs, or a part runs eagerly."""
+    frozen.capture(*call[0], **call[1])
+    program = frozen._runner.last
+    return program is not None and program.operator is None
+
+
 def _frozen(
     model: nn.Module,
-    args: tuple[Any, ...],
+    call: tuple[tuple[Any, ...], dict[str, Any]],
     request: _Request,
     *,
     device_type: str | None,
@@ -169,7 +184,7 @@ def _frozen(
             policy=policy,
             dynamic_shapes=False if shapes is None else shapes,
         )
-    return freeze(amp, args, dict(request.kwargs))
+    return freeze(amp, *call)
 
 
 def _weights(model: nn.Module) -> dict[str, torch.Tensor]:
