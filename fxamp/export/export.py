@@ -69,11 +69,11 @@ def export(
         device_type: Whose autocast.
         policy: Which operators are cast.
         dynamic_shapes: Which sizes may differ from the example's, as for ``torch.export.export``.
-        inputs: ``"keep"``: as in the example.  ``"low"``: what is float32 in the example is taken in *dtype*.
-        outputs: ``"autocast"``: as the model gives them under autocast.  ``"keep"``: as it gives them without.
+        inputs: ``"keep"``: as in the example.  ``"low"``: what is float32 there is taken in *dtype*.
+        outputs: ``"autocast"``: as the model gives them under autocast.  ``"keep"``: as without it.
             ``"low"``: what is float32 under autocast is given in *dtype*.
-        fit: What to do about weights and constants that *dtype* does not have, a mask of -1e9 or an eps of 1e-12:
-            ``"warn"``, ``"error"``, or ``"clamp"``, which makes them the nearest that it has.
+        fit: What to do about weights and constants that *dtype* does not have (a mask of -1e9, an eps of
+            1e-12): ``"warn"``, ``"error"``, or ``"clamp"``, which makes them the nearest that it has.
         check: Load what was written in a fresh process, which cannot import fxamp, and run the example.  A
             program of pt2 must give the bits of the converted model; for the other formats, whose kernels
             are not torch's, the distance is measured and told.
@@ -89,7 +89,8 @@ def export(
     Example:
         >>> import tempfile
         >>> path = tempfile.mkdtemp() + "/linear.pt2"
-        >>> artifact = export(nn.Linear(4, 2), (torch.ones(3, 4),), path, dtype=torch.bfloat16, device_type="cpu")
+        >>> model = nn.Linear(4, 2)
+        >>> artifact = export(model, (torch.ones(3, 4),), path, dtype=torch.bfloat16, device_type="cpu")
         >>> artifact.weight_bytes
         20
         >>> torch.export.load(path).module()(torch.ones(3, 4)).dtype
@@ -99,13 +100,13 @@ def export(
     request = _request(model, kwargs, path, format, Contract(inputs, outputs), dynamic_shapes, check=check)
     call = tuple(args), dict(request.kwargs)
     frozen = _frozen(model, call, request, device_type=device_type, dtype=dtype, policy=policy)
-    if _is_one_graph(frozen, call):
-        deployed = deploy(frozen, *call, request.contract)
-    else:
+    original = None
+    if not _is_one_graph(frozen, call):
         with exporter_seen():
             again = _frozen(model, call, request, device_type=device_type, dtype=dtype, policy=policy)
-            deployed = deploy(again if _is_one_graph(again, call) else frozen, *call, request.contract)
-        deployed = replace(deployed, original=frozen)
+            if _is_one_graph(again, call):
+                original, frozen = frozen, again
+    deployed = replace(deploy(frozen, *call, request.contract), original=original)
     return _written(fitted(deployed, _weights(model), fit), request)
 
 
@@ -123,7 +124,7 @@ def _request(
     model: object,
     kwargs: Any,
     path: Any,
-    format: Any,
+    format: Any,  # noqa: A002
     contract: Contract,
     dynamic_shapes: Any,
     *,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,17 +21,20 @@ class Divides(nn.Module):
         with torch.no_grad():
             self.big.weight[0, 0] = 1e6
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # noqa: D102
         y = self.big(x)
         return y / (y.abs() + 1e-12)
 
 
+CPU: dict[str, Any] = {"dtype": torch.float16, "device_type": "cpu"}
 CALL = (torch.ones(4, 8),)
 
 
 def test_a_warning_names_each_and_the_artifact_keeps_them(tmp_path: Path) -> None:
     with pytest.warns(fxamp.ExportWarning, match="2 constants do not fit") as warned:
-        artifact = fxamp.export(Divides(), CALL, tmp_path / "model.pt2", dtype=torch.float16, device_type="cpu")
+        artifact = fxamp.export(
+            Divides(), CALL, tmp_path / "model.pt2", dtype=torch.float16, device_type="cpu"
+        )
 
     assert "big.weight" in str(warned[0].message)
     assert len(artifact.findings) == 2
@@ -49,18 +53,14 @@ def test_with_the_suggested_policy_nothing_is_found(tmp_path: Path, recwarn: pyt
 
 def test_error_writes_nothing(tmp_path: Path) -> None:
     with pytest.raises(fxamp.ExportError, match=r"big\.weight"):
-        fxamp.export(
-            Divides(), CALL, tmp_path / "model.pt2", dtype=torch.float16, device_type="cpu", fit="error"
-        )
+        fxamp.export(Divides(), CALL, tmp_path / "model.pt2", **CPU, fit="error")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_clamp_changes_the_artifact_and_not_the_model(tmp_path: Path) -> None:
     model = Divides()
 
-    artifact = fxamp.export(
-        model, CALL, tmp_path / "model.pt2", dtype=torch.float16, device_type="cpu", fit="clamp"
-    )
+    artifact = fxamp.export(model, CALL, tmp_path / "model.pt2", **CPU, fit="clamp")
 
     loaded = torch.export.load(tmp_path / "model.pt2")
     assert loaded.state_dict["big.weight"][0, 0] == 65504
