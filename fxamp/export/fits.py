@@ -222,7 +222,11 @@ def _kind(value: float, dtype: torch.dtype, role: Role) -> Kind | None:
         return Kind.OVERFLOWS
     if is_flushed(value, dtype):
         return Kind.ROUNDS_AWAY if role is Role.ADDEND else Kind.FLUSHED
-    if role is Role.BOUND and abs(value) != 1 and abs(torch.tensor(value).to(dtype).item()) == 1:
+    if (
+        role is Role.BOUND
+        and abs(value) != 1
+        and abs(torch.tensor(value, device="cpu").to(dtype).item()) == 1
+    ):
         return Kind.ROUNDS_AWAY
     return None
 

@@ -109,6 +109,27 @@ def test_the_graph_that_was_given_and_the_model_stay_as_they_are(frozen: bool) -
     assert len(shared) == len(now) - 2  # all but the weight and the table
 
 
+def test_a_graph_with_a_region_of_its_own_is_copied_too() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.pair = nn.Linear(8, 8), nn.Bilinear(8, 8, 4)
+
+        def forward(self, x: Tensor, on: Tensor) -> Any:
+            return self.pair(x, x), torch.where(on, self.layer(x), -1e9)
+
+    model = Two().eval()
+    amp = fxamp.convert(model, dtype=F16)
+    with torch.no_grad():
+        expected, _ = amp(X, ON)
+        module, changed = clamped(amp.graph_module)
+        paired, filled = module(X, ON)
+    assert "run_in_region" in show(module)
+    assert len(changed) == 1
+    assert torch.equal(paired, expected)
+    assert filled.min() == -65504
+
+
 def test_a_graph_that_fits_is_not_copied() -> None:
     model = nn.Linear(8, 8).eval()
     amp = fxamp.convert(model, dtype=BF16)
