@@ -17,22 +17,16 @@ __all__ = ["write_aoti"]
 
 
 def write_aoti(program: ExportedProgram, path: Path) -> None:
-    """Compile *program* into the package *path*.
+    """Compile *program* into the package *path*, whose name ends in ``.pt2``.
 
     Raises:
         ExportError: There is no compiler, or Inductor refuses the program.
     """
     settings = {"emulate_precision_casts": True}
-    package = path.with_name(f"{path.name}.pt2")  # Inductor wants the ending
     try:
-        torch._inductor.aoti_compile_and_package(
-            program, package_path=str(package), inductor_configs=settings
-        )
-        package.replace(path)
+        torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)
     except Exception as error:
         raise ExportError(
             f"Inductor does not compile the program: {error}\n"
             "  it needs a C++ compiler (g++ or clang++); format='pt2' does without"
         ) from error
-    finally:
-        package.unlink(missing_ok=True)

@@ -108,7 +108,7 @@ class Artifact:
                 cost = f"  ({port.cost})" if port.cost else ""
                 lines.append(f"  {title if index == 0 else '':9}  {port.name}: {port.dtype}{cost}")
         for title, texts in (("import", self.imports), ("unfit", self.findings), ("note", self.notes)):
-            lines += [f"  {title:9}  " + text.replace("\n", "\n" + " " * 13) for text in texts]
+            lines += [f"  {title:9}  {text}" for text in texts]
         lines.append(f"  {'check':9}  {self.check or 'none was made'}")
         return "\n".join(lines)
 

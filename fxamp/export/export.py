@@ -202,7 +202,7 @@ def _written(deployed: Deployed, request: _Request) -> Artifact:
                           check=request.check)  # fmt: skip
     program = exported(deployed, request.dynamic_shapes)
     artifact = describe(deployed, request.format, needed_imports(program))
-    with atomically(request.path) as file:
+    with atomically(request.path, size=artifact.weight_bytes) as file:
         (write_pt2 if request.format == "pt2" else write_aoti)(program, file)
         if request.check:
             artifact = replace(artifact, check=_checked(deployed, artifact, file))

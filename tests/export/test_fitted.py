@@ -23,7 +23,8 @@ class Divides(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # noqa: D102
         y = self.big(x)
-        return y / (y.abs() + 1e-12)
+        result: torch.Tensor = y / (y.abs() + 1e-12)
+        return result
 
 
 CPU: dict[str, Any] = {"dtype": torch.float16, "device_type": "cpu"}
