@@ -5,7 +5,8 @@ places, so ``cast(move(weight))`` becomes ``move(copy)``, where both give the sa
 choose its order of summation by them.  That is so for
 
 * views with all elements of a dense weight (``t``, ``view``, ...), whose strides a cast keeps;
-* rows of a contiguous weight (``weight[3]``, ``weight[2:4]``), which are dense themselves;
+* rows of a contiguous weight (``weight[3]``, ``weight[2:4]``, ``weight.chunk(3)``), which are dense
+  themselves, where they begin in the copy at an address that an allocation could have (``ir/layouts.py``);
 * copies (``weight[index]``, ``embedding``), in a graph that writes to nothing: the new tensor is the model's
   to write to, perhaps through a view.
 
@@ -15,6 +16,7 @@ No gradient reaches the weight any more: inference-exact.  The switches that let
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -24,7 +26,8 @@ from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
 from fxamp.ir.edits import note_edit
-from fxamp.ir.facts import fact_of_node
+from fxamp.ir.facts import Facts, fact_of_node
+from fxamp.ir.layouts import layout_of
 from fxamp.ir.operators import TO_DTYPE, is_inplace, is_to_dtype
 from fxamp.passes.base import Pass
 
@@ -39,6 +42,12 @@ _VIEWS = frozenset(
     }
 )  # fmt: skip
 _ROWS = frozenset({_aten.select.int, _aten.slice.Tensor})
+_PARTS = frozenset(
+    {
+        _aten.chunk.default, _aten.split.Tensor, _aten.split.sizes, _aten.split_with_sizes.default,
+        _aten.unbind.int,
+    }
+)  # fmt: skip
 _COPIES = frozenset(
     {
         _aten.index.Tensor, _aten.index_select.default, _aten.embedding.default, _aten.reshape.default,
@@ -83,8 +92,9 @@ def _fold(graph: Graph, weight: Node, moves: frozenset[OpOverload], *, contiguou
     for cast in [*behind, *filter(is_cast_of_weight, weight.users)]:
         what = f"read from the rounded copy of %{weight.name}"
         note_edit(graph, cast, FoldWeightCasts.name, "inference-exact", what, "the weight does not change")
+    low: dict[object, dict[Node, Node]] = {}
     for cast in behind:
-        _cast_before_moves(graph, weight, cast)
+        _cast_before_moves(graph, weight, cast, low.setdefault(cast.args[1], {}))
     changed = bool(behind)
     copies: dict[torch.dtype, Node] = {}
     for cast in [user for user in weight.users if is_cast_of_weight(user)]:
@@ -124,33 +134,51 @@ def _copy(graph: Graph, weight: Node, cast: Node, dtype: torch.dtype) -> Node:
 def _casts_behind(node: Node, moves: frozenset[OpOverload], *, contiguous: bool) -> Iterator[Node]:
     """The casts of what *moves*, and rows of a *contiguous* tensor, make of *node*."""
     for user in node.users:
-        is_row = contiguous and _takes_rows(user)
-        if user.args[:1] != (node,) or not (is_row or user.target in moves):
+        if user.args[:1] != (node,):
             continue
-        for after in user.users:
-            if is_cast_of_weight(after):
-                yield after
-        yield from _casts_behind(user, moves, contiguous=is_row)
+        rows = _rows_of(user) if contiguous else []
+        for moved in rows or ([user] if user.target in moves else []):
+            for after in moved.users:
+                if is_cast_of_weight(after) and (not rows or _begins_like_a_copy(moved)):
+                    yield after
+            yield from _casts_behind(moved, moves, contiguous=bool(rows))
 
 
-def _takes_rows(node: Node) -> bool:
-    return node.target in _ROWS and node.args[1:2] == (0,) and node.args[4:] in ((), (1,))
+def _rows_of(node: Node) -> list[Node]:
+    """The nodes that stand for rows of a tensor, if *node* takes rows: itself, or its parts."""
+    if node.target in _ROWS and node.args[1:2] == (0,) and node.args[4:] in ((), (1,)):
+        return [node]
+    dimension = node.args[1:2] if node.target is _aten.unbind.int else node.args[2:3]
+    if node.target in _PARTS and dimension in ((), (0,)) and not node.kwargs:
+        return [user for user in node.users if user.target is operator.getitem]
+    return []
 
 
-def _cast_before_moves(graph: Graph, weight: Node, cast: Node) -> None:
+def _begins_like_a_copy(rows: Node) -> bool:
+    """Whether *rows* begin, in a copy of the whole in 16 bits, where a copy of them alone could begin."""
+    layout = layout_of(rows)
+    return layout is not None and layout.is_aligned(torch.bfloat16)
+
+
+def _cast_before_moves(graph: Graph, weight: Node, cast: Node, low: dict[Node, Node]) -> None:
+    """Cast *weight* and move that instead; *low* has what is moved so far in the dtype of *cast*."""
     moves: list[Node] = []
     node = cast.args[0]
     while node is not weight:
         assert isinstance(node, Node)
         moves.append(node)
         node = node.args[0]
-    with graph.inserting_after(weight):
-        value = graph.call_function(TO_DTYPE, (weight, cast.args[1]))
-    value.meta.update(cast.meta, fact=_cast_fact(weight, cast))
+    if weight not in low:
+        with graph.inserting_after(weight):
+            low[weight] = graph.call_function(TO_DTYPE, (weight, cast.args[1]))
+        low[weight].meta.update(cast.meta, fact=_cast_fact(weight.meta["fact"], cast))
+    value = low[weight]
     for move in reversed(moves):
-        with graph.inserting_after(move):
-            value = _on_another(graph, move, value)
-        value.meta["fact"] = _cast_fact(move, cast)
+        if move not in low:
+            with graph.inserting_after(move):
+                low[move] = _on_another(graph, move, value)
+            low[move].meta["fact"] = _cast_fact(move.meta["fact"], cast)
+        value = low[move]
     cast.replace_all_uses_with(value)
     for dead in (cast, *moves):
         if not dead.users:
@@ -165,8 +193,11 @@ def _on_another(graph: Graph, move: Node, value: Node) -> Node:
     return moved
 
 
-def _cast_fact(node: Node, cast: Node) -> object:
-    fact, to = fact_of_node(node), fact_of_node(cast)
+def _cast_fact(fact: Facts, cast: Node) -> Facts:
+    """*fact* of what is moved, in the dtype of *cast*."""
+    if isinstance(fact, tuple):
+        return tuple(_cast_fact(each, cast) for each in fact)
+    to = fact_of_node(cast)
     assert fact is not None
     assert to is not None
     return replace(fact, dtype=to.dtype, leaf=False, requires_grad=False)
