@@ -274,7 +274,7 @@ def _batch(call: Inputs, resized: Inputs) -> list[dict[int, int]]:
         {
             dim: size // 2
             for dim, (size, other) in enumerate(zip(one.shape, two.shape, strict=False))
-            if other == 2 * size
+            if other == 2 * size > 0 == size % 2
         }
         for one, two in pairs
         if isinstance(one, Tensor)
@@ -311,8 +311,7 @@ def _dynamic_shapes(model: nn.Module, call: Inputs, batch: list[dict[int, int]])
         return {d: dim if count == 1 else count * dim for d, count in next(dims).items()}
 
     args, kwargs = pytree.tree_map(shape, call)
-    names = list(inspect.signature(model.forward).bind_partial(*call[0]).arguments)
-    return dict(zip(names, args, strict=False)) | kwargs
+    return dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
 
 
 def print_table(results: list[Result]) -> None:

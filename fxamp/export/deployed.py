@@ -313,6 +313,8 @@ class _Whole(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         leaves = flatten((args, kwargs))[1]
         run, program, device_type = self.settings
+        if not program.guard.holds(leaves):  # while torch.export traces this, a condition on symbolic sizes
+            raise ExportError("the sizes of the call are others than those that the model was captured for")
         with torch.autocast(device_type, enabled=False):
             outputs = run(self, *leaves)
         return _result(program, outputs, (args, kwargs))

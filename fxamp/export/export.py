@@ -25,6 +25,7 @@ from fxamp.export.describe import describe
 from fxamp.export.fitted import Fit, check_fit, fitted
 from fxamp.export.needs import needed_imports
 from fxamp.export.pt2 import exported, write_pt2
+from fxamp.export.size_one import refuse_other_ones
 from fxamp.policy import Policy
 from fxamp.runtime.amp_module import AmpModule
 from fxamp.runtime.freeze import freeze
@@ -201,7 +202,9 @@ def _written(deployed: Deployed, request: _Request) -> Artifact:
         return write_onnx(deployed, describe(deployed, "onnx"), request.path, request.dynamic_shapes,
                           check=request.check)  # fmt: skip
     program = exported(deployed, request.dynamic_shapes)
+    refused = refuse_other_ones(program, deployed) if request.dynamic_shapes is not None else ()
     artifact = describe(deployed, request.format, needed_imports(program))
+    artifact = replace(artifact, notes=(*artifact.notes, *refused))
     with atomically(request.path, size=artifact.weight_bytes) as file:
         (write_pt2 if request.format == "pt2" else write_aoti)(program, file)
         if request.check:
