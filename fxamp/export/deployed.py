@@ -8,9 +8,11 @@ second time.  Its weights are the frozen ones: each in the dtype that the graph 
 from __future__ import annotations
 
 import inspect
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,9 +20,12 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from fxamp import errors
+from fxamp.capture.capture import capture
 from fxamp.capture.recorder import set_grad_enabled
 from fxamp.capture.structure import flatten, mutable_objects, set_contents, unflatten
-from fxamp.errors import ExportError, ExportWarning
+from fxamp.capture.symbols import Sizes
+from fxamp.errors import CaptureError, ExportError, ExportWarning
 from fxamp.export.contract import Contract, Port
 from fxamp.export.results import portable, replaced_classes
 from fxamp.ir.region_code import RegionCode, is_named
@@ -29,6 +34,7 @@ from fxamp.runtime.program import Program
 
 __all__ = ["Deployed", "deploy"]
 
+_LIBRARIES = tuple(str(Path(str(package.__file__)).parent) for package in (torch, errors))
 _SEEN = "the model reads values of tensors; here it goes the way that it has for exporters"
 
 
@@ -116,7 +122,7 @@ def deploy(frozen: FrozenModule, args: Sequence[Any], kwargs: dict[str, Any], co
         ExportError: The call is no single graph, or changes what an artifact cannot reach.
     """
     frozen.capture(*args, **kwargs)
-    program = _whole(frozen)
+    program = _whole(frozen, (tuple(args), dict(kwargs)))
     low = frozen._options.policy.low
     graph = _copied(program.module.graph)
     _write_back(graph, program, frozen._tree)
@@ -145,22 +151,22 @@ def _own(leaf: torch.Tensor, dtype: str) -> torch.Tensor:
     return leaf.detach().clone().to(getattr(torch, dtype))
 
 
-def _whole(frozen: FrozenModule) -> Program:
+def _whole(frozen: FrozenModule, call: Any) -> Program:
     runner = frozen._runner
     program = runner.last
     if program is None:
         reasons = dict.fromkeys(failure.reason for failure in runner.failures.values())
-        why = "; ".join(reasons) or "the values of tensors decide what it runs"
+        why = "; ".join(reasons) or f"the values of tensors decide what it runs{_read_at(frozen, call)}"
         raise ExportError(
             f"{type(frozen._tree).__name__} is no single graph, and an artifact is one: {why}\n"
             "  report() of the converted model names each part that runs eagerly; export the rest by itself, "
-            "or write that part with torch.where, torch.cond or a custom operator"
+            "or write that part with torch.where or a custom operator"
         )
     if program.operator is not None:
         raise ExportError(
-            f"{type(frozen._tree).__name__} is no single graph, and an artifact is one: it reads the value of "
-            f"a tensor to decide what runs next ({_last_place(program)})\n"
-            "  write that part with torch.where or torch.cond"
+            f"{type(frozen._tree).__name__} is no single graph, and an artifact is one: it reads the value "
+            f"of a tensor to decide what runs next ({_last_place(program)})\n"
+            "  write that part with torch.where or a custom operator"
         )
     if program.changed and not _returns_objects(program):
         raise ExportError(
@@ -168,6 +174,19 @@ def _whole(frozen: FrozenModule) -> Program:
             "artifact gives results only\n  let the model return what it has changed"
         )
     return program
+
+
+def _read_at(frozen: FrozenModule, call: Any) -> str:
+    """`` (file:line: text)`` of the model's code that asks for a value; ``""`` if none is found."""
+    spec, leaves = flatten(call)
+    try:
+        with torch.no_grad():
+            capture(frozen._tree, spec, leaves, frozen._region, Sizes.FIXED)
+    except CaptureError as error:
+        frames = traceback.extract_tb((error.__cause__ or error).__traceback__)
+        own = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, "<"))]
+        return f" ({own[-1].filename}:{own[-1].lineno}: {own[-1].line})" if own else ""
+    return ""
 
 
 def _last_place(program: Program) -> str:

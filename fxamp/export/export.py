@@ -14,7 +14,7 @@ from torch import nn
 from fxamp.api import convert
 from fxamp.capture.symbols import Sizes
 from fxamp.capture.tracer_checks import exporter_seen
-from fxamp.errors import ArgumentError, ExportError
+from fxamp.errors import ArgumentError, ExportError, FxampError
 from fxamp.export.aoti import write_aoti
 from fxamp.export.artifact import Artifact, add_to_archive
 from fxamp.export.atomic import atomically
@@ -68,9 +68,9 @@ def export(
         device_type: Whose autocast.
         policy: Which operators are cast.
         dynamic_shapes: Which sizes may differ from the example's, as for ``torch.export.export``.
-        inputs: ``"keep"``: as in the example.  ``"low"``: what is float32 in the example is taken in *dtype*.
-        outputs: ``"autocast"``: as the model gives them under autocast.  ``"keep"``: as it gives them without.
-            ``"low"``: what is float32 under autocast is given in *dtype*.
+        inputs: ``"keep"``: as in the example.  ``"low"``: what is float32 there is taken in *dtype*.
+        outputs: ``"autocast"``: as the model gives them under autocast.  ``"keep"``: as it gives them
+            without.  ``"low"``: what is float32 under autocast is given in *dtype*.
         check: Load what was written in a fresh process, which cannot import fxamp, and run the example.  A
             program of pt2 must give the bits of the converted model; for the other formats, whose kernels
             are not torch's, the distance is measured and told.
@@ -86,10 +86,11 @@ def export(
     Example:
         >>> import tempfile
         >>> path = tempfile.mkdtemp() + "/linear.pt2"
-        >>> artifact = export(nn.Linear(4, 2), (torch.ones(3, 4),), path, dtype=torch.bfloat16, device_type="cpu")
+        >>> linear, x = nn.Linear(4, 2), torch.ones(3, 4)
+        >>> artifact = export(linear, (x,), path, dtype=torch.bfloat16, device_type="cpu")
         >>> artifact.weight_bytes
         20
-        >>> torch.export.load(path).module()(torch.ones(3, 4)).dtype
+        >>> torch.export.load(path).module()(x).dtype
         torch.bfloat16
     """
     request = _request(model, kwargs, path, format, Contract(inputs, outputs), dynamic_shapes, check=check)
@@ -117,11 +118,11 @@ def _request(
     model: object,
     kwargs: Any,
     path: Any,
-    format: Any,
+    format: Any,  # noqa: A002
     contract: Contract,
     dynamic_shapes: Any,
     *,
-    check: bool,  # noqa: A002
+    check: bool,
 ) -> _Request:
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"export takes an nn.Module, not {type(model).__name__}")
@@ -178,7 +179,16 @@ def _frozen(
             policy=policy,
             dynamic_shapes=False if shapes is None else shapes,
         )
-    return freeze(amp, *call)
+    try:
+        return freeze(amp, *call)
+    except FxampError:
+        raise
+    except Exception as error:  # of a model that is run to freeze it
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ExportError(
+            f"{type(model).__name__} is no single graph, and does not run in pieces: {reason}\n"
+            "  call the converted model like this to see where:  fxamp.convert(model)(*args, **kwargs)"
+        ) from error
 
 
 def _written(deployed: Deployed, request: _Request) -> Artifact:
