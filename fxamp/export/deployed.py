@@ -179,7 +179,7 @@ def _whole(frozen: FrozenModule, args: Sequence[Any], kwargs: dict[str, Any]) ->
         raise ExportError(
             f"{name} is no single graph, and an artifact is one: it reads the value of a tensor to decide "
             f"what runs next, by {_last_place(program)}\n"
-            "  decide with tensors:  torch.where, or torch.cond"
+            "  decide with tensors (torch.where), or wrap that part in a custom operator"
         )
     if program.changed and not _returns_objects(program):
         raise ExportError(

@@ -14,7 +14,7 @@ from torch import nn
 from fxamp.api import convert
 from fxamp.capture.symbols import Sizes
 from fxamp.capture.tracer_checks import exporter_seen
-from fxamp.errors import ArgumentError, ExportError
+from fxamp.errors import ArgumentError, ExportError, FxampError
 from fxamp.export.aoti import write_aoti
 from fxamp.export.artifact import Artifact, add_to_archive
 from fxamp.export.atomic import atomically
@@ -90,11 +90,11 @@ def export(
     Example:
         >>> import tempfile
         >>> path = tempfile.mkdtemp() + "/linear.pt2"
-        >>> model = nn.Linear(4, 2)
-        >>> artifact = export(model, (torch.ones(3, 4),), path, dtype=torch.bfloat16, device_type="cpu")
+        >>> linear, x = nn.Linear(4, 2), torch.ones(3, 4)
+        >>> artifact = export(linear, (x,), path, dtype=torch.bfloat16, device_type="cpu")
         >>> artifact.weight_bytes
         20
-        >>> torch.export.load(path).module()(torch.ones(3, 4)).dtype
+        >>> torch.export.load(path).module()(x).dtype
         torch.bfloat16
     """
     check_fit(fit)
@@ -186,7 +186,16 @@ def _frozen(
             policy=policy,
             dynamic_shapes=False if shapes is None else shapes,
         )
-    return freeze(amp, *call)
+    try:
+        return freeze(amp, *call)
+    except FxampError:
+        raise
+    except Exception as error:  # of a model that is run to freeze it
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ExportError(
+            f"{type(model).__name__} is no single graph, and does not run in pieces: {reason}\n"
+            "  call the converted model like this to see where:  fxamp.convert(model)(*args, **kwargs)"
+        ) from error
 
 
 def _weights(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -226,7 +226,7 @@ class Runner:
         self, spec: Spec, leaves: list[torch.Tensor], region: Region, sizes: Sizes, walk: Walk | None
     ) -> Captured:
         with self._lock:
-            shapes = self.options.dynamic_shapes
+            shapes = None if self.path else self.options.dynamic_shapes  # said of the model's arguments
             captured = capture(self.function, spec, leaves, region, sizes, shapes, walk, self.placed)
             self.findings.add(captured, self._without_overrides(spec, leaves, region, sizes))
             return captured
@@ -239,7 +239,7 @@ class Runner:
             return None
         bare = place(replace(self.placed.policy, overrides=()), self.function)
         try:
-            shapes = self.options.dynamic_shapes
+            shapes = None if self.path else self.options.dynamic_shapes  # said of the model's arguments
             return capture(self.function, spec, leaves, region, sizes, shapes, None, bare)
         except (CaptureError, PolicyError):
             return None

@@ -30,7 +30,7 @@ class Faulty(nn.Module):
         self.table: Tensor
         self.register_buffer("table", torch.tensor([-1e9, 2.0] * 4))
 
-    def forward(self, x: Tensor, on: Tensor) -> Any:  # noqa: D102
+    def forward(self, x: Tensor, on: Tensor) -> Any:
         y = self.layer(x)
         bounded = y.sigmoid().clamp(1e-12, 0.9999)
         return y.masked_fill(on, -1e9), bounded / (bounded.sum() + 1e-12), y @ self.table, self.table + 1

@@ -33,7 +33,7 @@ class Model(nn.Module):
 class Mask(Model):
     """A mask of -1e9."""
 
-    def forward(self, x: Tensor, on: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, x: Tensor, on: Tensor) -> Tensor:
         y: Tensor = self.layer(x)
         return y.masked_fill(on, -1e9).softmax(-1)
 
@@ -41,7 +41,7 @@ class Mask(Model):
 class Eps(Model):
     """Adds 1e-12."""
 
-    def forward(self, x: Tensor, on: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, x: Tensor, on: Tensor) -> Tensor:
         y: Tensor = self.layer(x)
         return y / (y.abs().sum(-1, keepdim=True) + 1e-12)
 
