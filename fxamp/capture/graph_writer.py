@@ -20,7 +20,7 @@ from torch.fx.node import map_aggregate
 from torch.utils.weak import TensorWeakRef
 
 from fxamp.capture.attribute_reads import Read
-from fxamp.capture.guards import Opening
+from fxamp.capture.guards import Extent, Opening
 from fxamp.capture.pause import Pause
 from fxamp.capture.plain_fakes import fake_like
 from fxamp.capture.policy_dispatch import PolicyDispatch, inputs_of, site_of
@@ -165,7 +165,8 @@ class GraphWriter:
     def begin_with(self, values: Sequence[object]) -> None:
         """Note that the present segment begins with *values*, from which sizes can be read."""
         env: Any = self.fakes.shape_env
-        self.opening = Opening(tuple(values), self.opening.symbols, len(env.guards), len(env.outcomes))
+        extents = tuple(map(Extent.of, values))
+        self.opening = Opening(extents, self.opening.symbols, len(env.guards), len(env.outcomes))
         self._carried.symbols |= self.opening.numbers()
 
     def _lift_number(self, symbol: sympy.Symbol) -> Node | None:

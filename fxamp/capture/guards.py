@@ -23,7 +23,27 @@ from fxamp.capture.numbers import called, is_float, needed, number_text
 from fxamp.capture.symbols import SymbolicNumber
 from fxamp.errors import CaptureError
 
-__all__ = ["Guard", "Opening", "shape_guard"]
+__all__ = ["Extent", "Guard", "Opening", "shape_guard"]
+
+
+@dataclass(frozen=True)
+class Extent:
+    """The sizes of a fake tensor, which stay symbolic once a real tensor has taken the place of the fake.
+
+    Attributes:
+        shape: Its sizes.
+        stride: Its strides; none where it has another layout.
+    """
+
+    shape: tuple[int | torch.SymInt, ...]
+    stride: tuple[int | torch.SymInt, ...]
+
+    @classmethod
+    def of(cls, value: object) -> object:
+        """The extent of *value* if it is a tensor, else *value*."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        return cls(tuple(value.shape), value.stride() if value.layout == torch.strided else ())
 
 
 @dataclass(frozen=True)
@@ -31,14 +51,14 @@ class Opening:
     """The values that a segment of a program begins with, and the sizes that are read from them.
 
     Attributes:
-        fakes: The inputs of the call, or what the operator at the end of the segment before gave: fake
-            tensors and symbolic numbers.
+        values: The inputs of the call, or what the operator at the end of the segment before gave: extents
+            of tensors and symbolic numbers.
         known: The symbols that earlier segments have read, in order.
         decided: How many guards the shape environment had before.
         outcomes: Likewise, how many outcomes of decisions on floating point numbers.
     """
 
-    fakes: tuple[object, ...]
+    values: tuple[object, ...]
     known: tuple[sympy.Symbol, ...] = ()
     decided: int = 0
     outcomes: int = 0
@@ -64,24 +84,20 @@ class Opening:
     def numbers(self) -> dict[sympy.Symbol, Any]:
         """By symbol, the symbolic number among the values and their sizes that it is."""
         found: dict[sympy.Symbol, Any] = {}
-        for fake in self.fakes:
-            candidates: list[Any] = [fake]
-            if isinstance(fake, torch.Tensor):
-                candidates = [*fake.shape, *(fake.stride() if fake.layout == torch.strided else ())]
+        for value in self.values:
+            candidates = [*value.shape, *value.stride] if isinstance(value, Extent) else [value]
             for number in candidates:
                 if isinstance(number, SymbolicNumber) and isinstance(number.node._expr, sympy.Symbol):
                     found.setdefault(number.node._expr, number)
         return found
 
     def _numbers(self) -> Iterator[tuple[str, object, bool]]:
-        for index, fake in enumerate(self.fakes):
-            if isinstance(fake, SymbolicNumber):
-                yield from _first_and_now(f"x[{index}]", fake)
-            if not isinstance(fake, torch.Tensor):
-                continue
-            yield from _sizes("size", index, fake.shape)
-            if fake.layout == torch.strided:
-                yield from _sizes("stride", index, fake.stride())
+        for index, value in enumerate(self.values):
+            if isinstance(value, SymbolicNumber):
+                yield from _first_and_now(f"x[{index}]", value)
+            if isinstance(value, Extent):
+                yield from _sizes("size", index, value.shape)
+                yield from _sizes("stride", index, value.stride)
 
 
 def _sizes(query: str, index: int, sizes: Sequence[int | torch.SymInt]) -> Iterator[tuple[str, object, bool]]:

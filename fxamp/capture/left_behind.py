@@ -51,8 +51,10 @@ def replace_left_behind(
     values = _Values(graph, region, reals, around)
     found = [(node, real) for node in held if (real := values.stand_in_for(node)) is not None]
     for node, real in found:  # all of them are computed: from now on the two have changed places
-        fake = node.meta["val"]
-        node.meta["val"] = fake.detach()
+        fake, plain = node.meta["val"], node.meta["val"].detach()
+        for same in graph.nodes:  # an operator may give back the very tensor that it was given
+            if same.meta.get("val") is fake:
+                same.meta["val"] = plain
         _swap(fake, real)
     return len(found)
 
