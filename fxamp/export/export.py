@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -24,6 +25,7 @@ from fxamp.export.deployed import Deployed, deploy
 from fxamp.export.describe import describe
 from fxamp.export.fitted import Fit, check_fit, fitted
 from fxamp.export.needs import needed_imports
+from fxamp.export.onnx import require_packages, without_fused_attention, write_onnx
 from fxamp.export.pt2 import exported, write_pt2
 from fxamp.export.size_one import refuse_other_ones
 from fxamp.policy import Policy
@@ -100,15 +102,18 @@ def export(
     check_fit(fit)
     request = _request(model, kwargs, path, format, Contract(inputs, outputs), dynamic_shapes, check=check)
     call = tuple(args), dict(request.kwargs)
-    frozen = _frozen(model, call, request, device_type=device_type, dtype=dtype, policy=policy)
-    original = None
-    if not _is_one_graph(frozen, call):
-        with exporter_seen():
-            again = _frozen(model, call, request, device_type=device_type, dtype=dtype, policy=policy)
-            if _is_one_graph(again, call):
-                original, frozen = frozen, again
-    deployed = replace(deploy(frozen, *call, request.contract), original=original)
-    return _written(fitted(deployed, _weights(model), fit), request)
+    if request.format == "onnx":
+        require_packages(check=check)
+    with without_fused_attention() if request.format == "onnx" else nullcontext():
+        frozen = _frozen(model, call, request, device_type=device_type, dtype=dtype, policy=policy)
+        original = None
+        if not _is_one_graph(frozen, call):
+            with exporter_seen():
+                again = _frozen(model, call, request, device_type=device_type, dtype=dtype, policy=policy)
+                if _is_one_graph(again, call):
+                    original, frozen = frozen, again
+        deployed = replace(deploy(frozen, *call, request.contract), original=original)
+        return _written(fitted(deployed, _weights(model), fit), request)
 
 
 @dataclass(frozen=True)
@@ -206,10 +211,8 @@ def _weights(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def _written(deployed: Deployed, request: _Request) -> Artifact:
     if request.format == "onnx":
-        from fxamp.export.onnx import write_onnx  # noqa: PLC0415  its packages are an extra
-
-        return write_onnx(deployed, describe(deployed, "onnx"), request.path, request.dynamic_shapes,
-                          check=request.check)  # fmt: skip
+        artifact = describe(deployed, "onnx")
+        return write_onnx(deployed, artifact, request.path, request.dynamic_shapes, check=request.check)
     program = exported(deployed, request.dynamic_shapes)
     refused = refuse_other_ones(program, deployed) if request.dynamic_shapes is not None else ()
     artifact = describe(deployed, request.format, needed_imports(program))

@@ -1,0 +1,190 @@
+"""The check of a written ONNX model: by ONNX's own checker, and by onnxruntime in a fresh process.
+
+onnxruntime's kernels are not torch's, and round elsewhere.  So the distance from the converted model is told:
+the signal to noise ratio in decibels over all outputs, and the largest error in units of the last place of
+the low precision dtype.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import torch
+
+from fxamp.compare.statistics import Tally
+from fxamp.errors import ExportError
+from fxamp.export import onnx_reload
+from fxamp.export.onnx_kernels import lacking
+from fxamp.export.onnx_widen import widen
+
+__all__ = ["ENOUGH", "Distance", "Loaded", "as_arrays", "check_model", "measure", "run_in_fresh_process"]
+
+ENOUGH = 60.0
+"""Decibels; below, the operator that is at fault is looked for."""
+
+
+def check_model(path: Path) -> None:
+    """Let ONNX's checker look at the model in the file *path*, with strict inference of shapes and dtypes.
+
+    Raises:
+        ExportError: It is not valid.
+    """
+    try:
+        onnx.checker.check_model(str(path), full_check=True)
+    except Exception as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ExportError(
+            f"the model that torch.onnx.export gave is not valid ONNX: {first}\n"
+            "  a fault of fxamp or of torch's exporter: please report it; format='pt2' does without ONNX"
+        ) from error
+
+
+# --- running ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What onnxruntime gave.
+
+    Attributes:
+        outputs: By name; bfloat16 as float32.
+        warnings: What it warned of while it loaded and ran the model.
+        widened: Whether a model with the same values, whose bfloat16 operators run in float32, was run instead.
+    """
+
+    outputs: Mapping[str, torch.Tensor]
+    warnings: tuple[str, ...]
+    widened: bool = False
+
+
+def run_in_fresh_process(path: Path, inputs: Mapping[str, np.ndarray[Any, Any]]) -> Loaded:
+    """Run the model in the file *path* by onnxruntime's CPU provider.
+
+    Raises:
+        ExportError: It does not load, or the call fails.
+    """
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".fxamp-check-") as folder:
+        file, widened = path, False
+        if _is_bfloat16(path):
+            file, widened = Path(folder, "widened.onnx"), True
+            _write_widened(path, file)
+        given, got = Path(folder, "inputs.npz"), Path(folder, "outputs.npz")
+        np.savez(given, **inputs)  # type: ignore[arg-type]
+        source = Path(onnx_reload.__file__).read_text(encoding="utf-8")
+        command = [sys.executable, "-c", source, file, given, got, torch.get_num_threads()]
+        search = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+        done = subprocess.run(
+            [str(part) for part in command],
+            capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": search},
+        )  # fmt: skip
+        if done.returncode != 0:
+            what = "run" if "loaded" in done.stdout else "load"
+            raise ExportError(f"onnxruntime does not {what} the model:\n{_end_of(done.stderr)}")
+        outputs = {name: torch.from_numpy(value) for name, value in np.load(got).items()}
+    warned = tuple(
+        line for line in done.stderr.splitlines() if "onnxruntime" in line and ":W:" in _level(line)
+    )
+    return Loaded(outputs, warned, widened)
+
+
+def _level(line: str) -> str:
+    """``:W:`` of ``2026-01-01 12:00:00 [W:onnxruntime:, file.cc:1 Function] text``."""
+    return ":W:" if "[W:" in line or "[E:" in line else ""
+
+
+def _is_bfloat16(path: Path) -> bool:
+    return "bfloat16" in lacking(ir.load(path)) or _has_low_ports(path)
+
+
+def _has_low_ports(path: Path) -> bool:
+    graph = ir.load(path).graph
+    return any(value.dtype == ir.DataType.BFLOAT16 for value in (*graph.inputs, *graph.outputs))
+
+
+def _write_widened(path: Path, file: Path) -> None:
+    model = ir.load(path)
+    widen(model)
+    large = any(
+        isinstance(weight.const_value, ir.ExternalTensor) for weight in model.graph.initializers.values()
+    )
+    ir.save(model, file, external_data=f"{file.name}.data" if large else None)
+
+
+def as_arrays(leaves: Sequence[Any], names: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
+    """The tensors of a call by the names of the inputs; bfloat16 as float32, which has the same values."""
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    wide = [leaf.float() if leaf.dtype is torch.bfloat16 else leaf for leaf in tensors]
+    return {name: leaf.detach().cpu().numpy() for name, leaf in zip(names, wide, strict=True)}
+
+
+def _end_of(text: str, lines: int = 8) -> str:
+    return "\n".join(f"  | {line[:400]}" for line in text.strip().splitlines()[-lines:])
+
+
+# --- the distance -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far results are from those of the converted model.
+
+    Attributes:
+        sqnr_db: Signal to noise of the worst output; ``inf`` where all are equal.
+        ulp: The largest error in units of the last place of the low precision dtype.
+        bad: Elements that are finite on one side only, or integers that differ.
+    """
+
+    sqnr_db: float
+    ulp: int
+    bad: int = 0
+
+    def __str__(self) -> str:
+        text = "the same values" if self.sqnr_db == math.inf else f"{self.sqnr_db:.1f} dB"
+        text += f", at most {self.ulp:,} ulp from the converted model"
+        return text + (f"; {self.bad:,} elements are finite in one of them only" if self.bad else "")
+
+
+def measure(got: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], low: torch.dtype) -> Distance:
+    """The distance of *got* from *wanted*, over tensors of the same shapes.
+
+    Raises:
+        ExportError: The number of tensors or a shape is another.
+    """
+    shapes = [tuple(tensor.shape) for tensor in got], [tuple(tensor.shape) for tensor in wanted]
+    if shapes[0] != shapes[1]:
+        raise ExportError(f"onnxruntime gives tensors of shapes {shapes[0]} instead of {shapes[1]}")
+    found = [_distance(one, other, low) for one, other in zip(got, wanted, strict=True)]
+    return Distance(
+        min((each.sqnr_db for each in found), default=math.inf),
+        max((each.ulp for each in found), default=0),
+        sum(each.bad for each in found),
+    )
+
+
+def _distance(got: torch.Tensor, wanted: torch.Tensor, low: torch.dtype) -> Distance:
+    if not wanted.is_floating_point():
+        return Distance(math.inf, 0, int((got != wanted).sum()))
+    tally = Tally()
+    tally.add(got.float(), wanted.float())
+    one, other = got.to(low), wanted.to(low)
+    finite = torch.isfinite(one) & torch.isfinite(other)
+    bad = int((torch.isfinite(one) != torch.isfinite(other)).sum())
+    steps = (_ordinal(one[finite]) - _ordinal(other[finite])).abs()
+    return Distance(tally.read().sqnr_db, int(steps.max()) if steps.numel() else 0, bad)
+
+
+def _ordinal(values: torch.Tensor) -> torch.Tensor:
+    """Integers in the order of *values*, one apart where these are neighbours."""
+    bits = values.contiguous().view(torch.int16).int()
+    return torch.where(bits < 0, -(2**15) - bits, bits)

@@ -1,0 +1,64 @@
+"""A model as a file, or as a file and one of external data, its weights written one at a time.
+
+A protobuf message ends at 2 GiB, so the weights of a larger model lie in a file beside it.  What the artifact
+says about itself is added at the end of the model: two messages in a row are one with the fields of both.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from fxamp.export.artifact import Artifact
+from fxamp.export.atomic import Pair
+
+__all__ = ["LARGEST", "add_metadata", "weight_bytes", "write_model"]
+
+LARGEST = 2**30 + 2**29
+"""Bytes of weights that go into the model's own file; the limit of the format is 2 GiB for all of it."""
+
+_SMALL = 2**10  # bytes: what shape inference wants to read stays in the model
+_ALIGNED = 2**12  # bytes: so that a runtime can map a weight into memory
+
+
+def weight_bytes(model: ir.Model) -> int:
+    """What all weights of *model* take."""
+    return sum(
+        weight.const_value.nbytes for weight in model.graph.initializers.values() if weight.const_value
+    )
+
+
+def write_model(model: ir.Model, pair: Pair, *, external: bool) -> None:
+    """Write *model*; its weights to the data file of *pair* if they are to be *external*.
+
+    The model's weights are then those in the file: what they were made of can be freed.
+    """
+    if external:
+        _write_data(model, pair.data)
+    ir.save(model, pair.model)
+
+
+def _write_data(model: ir.Model, path: Path) -> None:
+    with path.open("r+b") as stream:  # it is there, and locked
+        for name, weight in model.graph.initializers.items():
+            tensor = weight.const_value
+            if tensor is None or tensor.nbytes <= _SMALL:
+                continue
+            start = stream.seek(-(-stream.tell() // _ALIGNED) * _ALIGNED)
+            stream.write(memoryview(tensor.tobytes()))
+            weight.const_value = ir.ExternalTensor(
+                path.name, start, stream.tell() - start, tensor.dtype,
+                shape=ir.Shape(tensor.shape.numpy()), name=name, base_dir=path.parent,
+            )  # fmt: skip
+
+
+def add_metadata(path: Path, artifact: Artifact) -> None:
+    """Put what *artifact* says into the model in the file *path*."""
+    entry = onnx.StringStringEntryProto(key="fxamp", value=artifact.to_json())
+    with path.open("ab") as stream:
+        stream.write(onnx.ModelProto(metadata_props=[entry]).SerializeToString())
+        stream.flush()
+        os.fsync(stream.fileno())
