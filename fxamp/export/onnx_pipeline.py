@@ -44,7 +44,7 @@ def run_pipeline(
 ) -> Artifact:
     """See :func:`fxamp.export.onnx.write_onnx`."""
     program = exported(deployed, dynamic_shapes)
-    model = translate(program, deployed.low)
+    model = translate(program, deployed.low, dynamic_shapes)
     legalize(model)
     tidy(model)
     artifact = _described(artifact, model, program)
@@ -98,9 +98,9 @@ def _state_notes(program: ExportedProgram) -> list[str]:
     ]
     if not written:
         return []
+    names = ", ".join(map(repr, written))
     return [
-        f"the model writes to {', '.join(map(repr, written))}; an ONNX model has no state, and starts each call "
-        "from what is stored"
+        f"the model writes to {names}; an ONNX model has no state, and starts each call from what is stored"
     ]
 
 

@@ -32,12 +32,13 @@ _OPSETS = MappingProxyType({
 })  # fmt: skip
 
 
-def translate(program: ExportedProgram, low: torch.dtype) -> ir.Model:
+def translate(program: ExportedProgram, low: torch.dtype, dynamic_shapes: Any = None) -> ir.Model:
     """*program* as an ONNX model whose inputs and outputs have readable names.
 
     Args:
         program: What ``torch.export`` gave; its weights are shared with the model, not copied.
         low: The low precision dtype.
+        dynamic_shapes: What *program* was exported with; the names of its ``Dim``s become those of the axes.
 
     Raises:
         ExportError: torch's exporter has no translation for an operator, or fails.
@@ -45,7 +46,13 @@ def translate(program: ExportedProgram, low: torch.dtype) -> ir.Model:
     with _quiet():
         try:
             exported: Any = torch.onnx.export(
-                program, (), dynamo=True, optimize=False, verbose=False, opset_version=_OPSETS[low]
+                program,
+                (),
+                dynamo=True,
+                optimize=False,
+                verbose=False,
+                opset_version=_OPSETS[low],
+                dynamic_shapes=dynamic_shapes,
             )
         except Exception as error:
             raise ExportError(f"torch.onnx.export refuses the program: {_told(error, program)}") from error
