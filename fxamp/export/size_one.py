@@ -112,14 +112,18 @@ def _tensor_nodes(module: nn.Module) -> Iterator[Node]:
 
 
 def _unsliced(node: Node) -> Node:
-    """What *node* is all of: ``x[:, 0]`` makes a slice from 0 to the end, or none if the size is a number."""
+    """What *node* is all of.
+
+    ``x[:, 0]`` makes a slice from 0 to the end only if the size is symbolic, and ``x.contiguous()`` a node
+    only if *x* may have to be copied.
+    """
     while _is_whole(node):
         node = node.all_input_nodes[0]
     return node
 
 
 def _is_whole(node: Node) -> bool:
-    if node.target is torch.ops.aten.alias.default:
+    if node.target in (torch.ops.aten.alias.default, torch.ops.aten.contiguous.default):
         return True
     return node.target is torch.ops.aten.slice.Tensor and node.args[2:] == (0, sys.maxsize)
 
