@@ -160,7 +160,7 @@ class Chooses(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """A tensor ``(rows, 4)``."""
-        chosen: Tensor = torch.cond(x.sum() > 0, self.f, lambda y: self.g(y), (x,))
+        chosen: Tensor = torch.cond(x.sum() > 0, self.f, self.g, (x,))
         return chosen
 
 
