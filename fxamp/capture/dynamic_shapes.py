@@ -19,7 +19,7 @@ from torch.export import Dim
 from fxamp.capture.structure import flatten
 from fxamp.errors import ArgumentError
 
-__all__ = ["symbolic_sizes"]
+__all__ = ["names_of_sizes", "symbolic_sizes"]
 
 
 def symbolic_sizes(
@@ -30,6 +30,23 @@ def symbolic_sizes(
     Raises:
         ArgumentError: *dynamic_shapes* does not fit the arguments.
     """
+    entries = _entries(dynamic_shapes, function, args, kwargs)
+    return [[_is_symbolic(entry) for entry in of_tensor] for of_tensor in entries]
+
+
+def names_of_sizes(
+    dynamic_shapes: Any, function: Callable[..., object], args: Any, kwargs: Any
+) -> list[list[str | None]]:
+    """For every tensor of the call, the name of the ``Dim`` that each of its sizes is, if it is one.
+
+    Raises:
+        ArgumentError: *dynamic_shapes* does not fit the arguments.
+    """
+    entries = _entries(dynamic_shapes, function, args, kwargs)
+    return [[getattr(entry, "__name__", None) for entry in of_tensor] for of_tensor in entries]
+
+
+def _entries(dynamic_shapes: Any, function: Callable[..., object], args: Any, kwargs: Any) -> list[list[Any]]:
     forward = function.forward if isinstance(function, nn.Module) else function
     named = inspect.signature(forward).bind(*args, **kwargs).arguments
     if isinstance(dynamic_shapes, Mapping):
@@ -48,7 +65,7 @@ def symbolic_sizes(
     ]
 
 
-def _sizes(value: Any, shape: Any, name: str) -> list[list[bool]]:
+def _sizes(value: Any, shape: Any, name: str) -> list[list[Any]]:
     if isinstance(value, torch.Tensor):
         return [_sizes_of_tensor(value, shape, name)]
     if isinstance(value, (list, tuple)) and isinstance(shape, Sequence) and len(value) == len(shape):
@@ -57,15 +74,15 @@ def _sizes(value: Any, shape: Any, name: str) -> list[list[bool]]:
     elif isinstance(value, Mapping) and isinstance(shape, Mapping):
         pairs = [(item, shape.get(key), f"{name}[{key!r}]") for key, item in value.items()]
     elif shape is None:
-        return [[False] * tensor.dim() for tensor in flatten(value)[1]]
+        return [[None] * tensor.dim() for tensor in flatten(value)[1]]
     else:
         raise ArgumentError(f"dynamic_shapes for {name!r} does not have the structure of the argument")
     return [sizes for item, entry, path in pairs for sizes in _sizes(item, entry, path)]
 
 
-def _sizes_of_tensor(tensor: torch.Tensor, shape: Any, name: str) -> list[bool]:
+def _sizes_of_tensor(tensor: torch.Tensor, shape: Any, name: str) -> list[Any]:
     if shape is None:
-        return [False] * tensor.dim()
+        return [None] * tensor.dim()
     if isinstance(shape, Mapping):
         outside = [dim for dim in shape if not -tensor.dim() <= dim < tensor.dim()]
         if outside:
@@ -73,10 +90,10 @@ def _sizes_of_tensor(tensor: torch.Tensor, shape: Any, name: str) -> list[bool]:
                 f"dynamic_shapes of {name!r}: no dimension {outside[0]} of {tuple(tensor.shape)}"
             )
         chosen = {dim % tensor.dim(): entry for dim, entry in shape.items()}
-        return [_is_symbolic(chosen.get(dim)) for dim in range(tensor.dim())]
+        return [chosen.get(dim) for dim in range(tensor.dim())]
     if len(shape) != tensor.dim():
         raise ArgumentError(f"dynamic_shapes for {name!r}: {len(shape)} entries for {tuple(tensor.shape)}")
-    return [_is_symbolic(entry) for entry in shape]
+    return list(shape)
 
 
 def _is_symbolic(entry: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -25,6 +26,7 @@ from fxamp.export.deployed import Deployed, deploy
 from fxamp.export.describe import describe
 from fxamp.export.fitted import Fit, check_fit, fitted
 from fxamp.export.needs import needed_imports
+from fxamp.export.onnx import require_packages, without_fused_attention, write_onnx
 from fxamp.export.onnx import require_packages, without_fused_attention, write_onnx
 from fxamp.export.pt2 import exported, write_pt2
 from fxamp.export.size_one import refuse_other_ones

@@ -1,8 +1,9 @@
 """Which operator of a model makes it part from torch: all its values against those of the exported program.
 
-torch's exporter names a value as the node that it comes from.  So the values of both sides that have a name in
-common are compared, in order, and the operator is named at whose result the signal to noise ratio falls below
-what is enough, while all that it reads is above; if it falls little by little, the one with the steepest step.
+torch's exporter names a value as the node that it comes from.  So the values of both sides that have a name
+in common are compared, in order, and the operator is named at whose result the signal to noise ratio falls
+below what is enough, while all that it reads is above; if it falls little by little, the one with the
+steepest step.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def _values_of(
 ) -> dict[str, torch.Tensor]:
     """The floating results of all nodes, from the values that onnxruntime is given."""
     flat = program.run_decompositions({})  # without the region around it
-    recorder = _Recorder(flat.module(check_guards=False))  # type: ignore[call-arg]
+    recorder = _Recorder(flat.module(check_guards=False))
     arrays = iter(inputs.values())
     given = [
         _as_input(next(arrays), node) if isinstance(node.meta.get("val"), torch.Tensor) else None

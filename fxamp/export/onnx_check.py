@@ -60,7 +60,8 @@ class Loaded:
     Attributes:
         outputs: By name; bfloat16 as float32.
         warnings: What it warned of while it loaded and ran the model.
-        widened: Whether a model with the same values, whose bfloat16 operators run in float32, was run instead.
+        widened: Whether a model with the same values was run instead, whose bfloat16 operators run in
+            float32.
     """
 
     outputs: Mapping[str, torch.Tensor]

@@ -1,4 +1,4 @@
-"""Which operators of a model onnxruntime's CPU provider has no low precision kernels for, and what it does then.
+"""Which operators of a model onnxruntime's CPU provider has no low precision kernels for, and what it does.
 
 ==========  ============================================================================================
 dtype       an operator without a kernel
@@ -28,7 +28,7 @@ _PROVIDER = "CPUExecutionProvider"
 
 
 def lacking(model: ir.Model) -> dict[str, Counter[str]]:
-    """For each low precision dtype the operators that have no kernel in it, and how often they stand there."""
+    """For each low precision dtype the operators that have no kernel in it, and how often they occur."""
     found: dict[str, Counter[str]] = defaultdict(Counter)
     for node in RecursiveGraphIterator(model.graph):
         dtypes = {value.dtype for value in (*node.inputs, *node.outputs) if value is not None}

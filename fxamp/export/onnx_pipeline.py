@@ -15,6 +15,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
+from fxamp.capture.dynamic_shapes import names_of_sizes
 from fxamp.errors import ExportWarning
 from fxamp.export.artifact import Artifact
 from fxamp.export.atomic import atomically_with_data
@@ -44,7 +45,7 @@ def run_pipeline(
 ) -> Artifact:
     """See :func:`fxamp.export.onnx.write_onnx`."""
     program = exported(deployed, dynamic_shapes)
-    model = translate(program, deployed.low)
+    model = translate(program, deployed.low, _axes(deployed, dynamic_shapes))
     legalize(model)
     tidy(model)
     artifact = _described(artifact, model, program)
@@ -59,6 +60,12 @@ def run_pipeline(
             artifact = replace(artifact, check=_checked(deployed, program, pair.model))
         add_metadata(pair.model, artifact)
     return artifact
+
+
+def _axes(deployed: Deployed, dynamic_shapes: Any) -> list[list[str | None]]:
+    if dynamic_shapes is None:
+        return []
+    return names_of_sizes(dynamic_shapes, deployed.module, deployed.args, deployed.kwargs)
 
 
 # --- what is told -------------------------------------------------------------------------------------
@@ -98,9 +105,9 @@ def _state_notes(program: ExportedProgram) -> list[str]:
     ]
     if not written:
         return []
+    names = ", ".join(map(repr, written))
     return [
-        f"the model writes to {', '.join(map(repr, written))}; an ONNX model has no state, and starts each call "
-        "from what is stored"
+        f"the model writes to {names}; an ONNX model has no state, and starts each call from what is stored"
     ]
 
 

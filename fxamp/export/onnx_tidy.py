@@ -51,7 +51,8 @@ _HOLDS = frozenset({
 def tidy(model: ir.Model) -> None:
     """Apply the rules above to *model*.
 
-    After it no ``Cast`` reads a weight, each weight that is stored is read, and values have dtypes and shapes.
+    After it no ``Cast`` reads a weight, each weight that is stored is read, and values have dtypes and
+    shapes.
     """
     level = logging.getLogger("onnxscript").level
     logging.getLogger("onnxscript").setLevel(logging.ERROR)
@@ -73,8 +74,8 @@ def _tidy(model: ir.Model) -> None:
         _fold_casts(model)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     common.LiftSubgraphInitializersToMainGraphPass()(model)
-    while any([_fold_into_weight(model, node) for node in RecursiveGraphIterator(model.graph)]):
-        pass
+    while sum(_fold_into_weight(model, node) for node in RecursiveGraphIterator(model.graph)):
+        pass  # a cast of a transposed weight takes two rounds
     common.DeduplicateInitializersPass(size_limit=_SMALL)(model)
     common.CommonSubexpressionEliminationPass()(model)
     common.RemoveUnusedNodesPass()(model)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
@@ -32,12 +32,15 @@ _OPSETS = MappingProxyType({
 })  # fmt: skip
 
 
-def translate(program: ExportedProgram, low: torch.dtype) -> ir.Model:
+def translate(
+    program: ExportedProgram, low: torch.dtype, axes: Sequence[Sequence[str | None]] = ()
+) -> ir.Model:
     """*program* as an ONNX model whose inputs and outputs have readable names.
 
     Args:
         program: What ``torch.export`` gave; its weights are shared with the model, not copied.
         low: The low precision dtype.
+        axes: For each input names of its sizes, which take the place of torch's ``s0``.
 
     Raises:
         ExportError: torch's exporter has no translation for an operator, or fails.
@@ -52,6 +55,7 @@ def translate(program: ExportedProgram, low: torch.dtype) -> ir.Model:
     model: ir.Model = exported.model
     common.InlinePass()(model)
     _name_outputs(model, output_names(program))
+    _name_axes(model, axes)
     return model
 
 
@@ -138,6 +142,28 @@ def _paths(program: ExportedProgram, count: int) -> list[list[str]]:
     except Exception:  # noqa: BLE001  a class that cannot be made of numbers
         return [[] for _ in range(count)]
     return [[_key(key) for key in path] for path, _ in leaves]
+
+
+def _name_axes(model: ir.Model, axes: Sequence[Sequence[str | None]]) -> None:
+    names: dict[str, str] = {}
+    if len(axes) == len(model.graph.inputs):
+        for value, of_input in zip(model.graph.inputs, axes, strict=True):
+            symbols = [str(getattr(size, "value", size)) for size in value.shape or ()]
+            pairs = zip(symbols, of_input, strict=False)
+            names.update({symbol: name for symbol, name in pairs if name and not symbol.isdigit()})
+    for value in (
+        *model.graph.inputs,
+        *(result for node in model.graph.all_nodes() for result in node.outputs),
+    ):
+        if value.shape is not None:
+            value.shape = ir.Shape([_named_size(size, names) for size in value.shape])
+
+
+def _named_size(size: int | ir.SymbolicDim, names: Mapping[str, str]) -> int | ir.SymbolicDim:
+    """*size* with names for symbols: ``2*batch`` for ``2*s0``."""
+    if isinstance(size, int) or not isinstance(size.value, str):
+        return size
+    return ir.SymbolicDim(re.sub(r"\w+", lambda symbol: names.get(symbol[0], symbol[0]), size.value))
 
 
 def _key(key: Any) -> str:

@@ -8,7 +8,9 @@ So the model is captured once more with a size of one: if it runs other operator
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import sympy
@@ -18,6 +20,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
 from fxamp.capture.structure import flatten, unflatten
+from fxamp.capture.tracer_checks import exporter_seen
 from fxamp.errors import FxampError
 from fxamp.export.deployed import Deployed
 from fxamp.runtime.frozen_module import FrozenModule
@@ -66,8 +69,10 @@ def _serves_one(deployed: Deployed, program: ExportedProgram, symbol: Any) -> bo
     small = [_narrowed(leaf, node, symbol) for leaf, node in zip(wide, tensors, strict=True)]
     args, kwargs = unflatten(spec, small, [])
     frozen = FrozenModule(deployed.frozen._tree, deployed.frozen._options, deployed.frozen._unfolded)
+    seen = nullcontext() if deployed.original is None else exporter_seen()
     try:
-        frozen.capture(*args, **kwargs)
+        with seen:
+            frozen.capture(*args, **kwargs)
     except FxampError:
         return False
     other = frozen._runner.last
@@ -101,10 +106,30 @@ def _are_alike(program: Program, other: Program) -> bool:
 
 def _tensor_nodes(module: nn.Module) -> Iterator[Node]:
     graph: Any = module.graph
-    return (node for node in graph.nodes if node.op != "call_function" or node.meta.get("fact") is not None)
+    for node in graph.nodes:
+        if node.op != "call_function" or (node.meta.get("fact") is not None and _unsliced(node) is node):
+            yield node
+
+
+def _unsliced(node: Node) -> Node:
+    """What *node* is all of.
+
+    ``x[:, 0]`` makes a slice from 0 to the end only if the size is symbolic, and ``x.contiguous()`` a node
+    only if *x* may have to be copied.
+    """
+    while _is_whole(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _is_whole(node: Node) -> bool:
+    if node.target in (torch.ops.aten.alias.default, torch.ops.aten.contiguous.default):
+        return True
+    return node.target is torch.ops.aten.slice.Tensor and node.args[2:] == (0, sys.maxsize)
 
 
 def _same(one: Any, other: Any, pairs: dict[Node, Node]) -> bool:
+    one, other = (_unsliced(value) if isinstance(value, Node) else value for value in (one, other))
     if isinstance(one, Node):
         if one in pairs:
             return pairs[one] is other

@@ -527,5 +527,5 @@ def _is_from_dynamo(error: BaseException | None) -> bool:
     while error is not None:
         if type(error).__module__.startswith("torch._dynamo"):
             return True
-        error = error.__cause__
+        error = error.__cause__ or error.__context__  # a refusal within Dynamo, which it gave another form
     return False

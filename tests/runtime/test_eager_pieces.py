@@ -149,3 +149,25 @@ def test_what_a_first_call_sets_does_not_keep_a_model_eager() -> None:
     amp = _compare_calls(Lazy(), (torch.randn(3, 4),), example=False)
     assert amp.eager_modules == ()
     assert len(amp.graph_modules) >= 1
+
+
+class Chooses(nn.Module):
+    """A branch of ``torch.cond``, for which eager mode asks Dynamo, is a child module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.f, self.g = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A tensor ``(rows, 4)``."""
+        chosen: Tensor = torch.cond(x.sum() > 0, self.f, lambda y: self.g(y), (x,))
+        return chosen
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_model_that_asks_dynamo_itself_runs_as_it_is(grad: bool) -> None:
+    model, x = Chooses(), torch.ones(3, 4)
+    with torch.set_grad_enabled(grad):
+        with torch.autocast("cpu", torch.bfloat16):
+            expected = model(x)
+        assert torch.equal(fxamp.convert(model, device_type="cpu", dtype=torch.bfloat16)(x), expected)
