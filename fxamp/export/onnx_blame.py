@@ -41,7 +41,7 @@ def blame(
 
     Args:
         path: The model.
-        program: What it was translated from.
+        program: What it was translated from, operator by operator.
         inputs: The arrays of the call, by name.
         low: The low precision dtype.
         widened: Whether its bfloat16 values come as float32.
@@ -65,8 +65,7 @@ def _values_of(
     program: ExportedProgram, inputs: Mapping[str, np.ndarray[Any, Any]]
 ) -> dict[str, torch.Tensor]:
     """The floating results of all nodes, from the values that onnxruntime is given."""
-    flat = program.run_decompositions({})  # without the region around it
-    recorder = _Recorder(flat.module(check_guards=False))
+    recorder = _Recorder(program.module(check_guards=False))
     arrays = iter(inputs.values())
     given = [
         _as_input(next(arrays), node) if isinstance(node.meta.get("val"), torch.Tensor) else None

@@ -40,10 +40,15 @@ _EXACT_RULES = (
     rules.cast_constant_of_shape_rule, rules.cast_constant_of_shape_without_value_rule,
 )  # fmt: skip
 
+_INTEGERS = (ir.DataType.INT8, ir.DataType.INT16, ir.DataType.INT32, ir.DataType.INT64)
 _HOLDS = frozenset({
     (ir.DataType.FLOAT, ir.DataType.FLOAT16), (ir.DataType.FLOAT, ir.DataType.BFLOAT16),
     (ir.DataType.DOUBLE, ir.DataType.FLOAT16), (ir.DataType.DOUBLE, ir.DataType.BFLOAT16),
-    (ir.DataType.DOUBLE, ir.DataType.FLOAT),
+    (ir.DataType.DOUBLE, ir.DataType.FLOAT), (ir.DataType.DOUBLE, ir.DataType.INT32),
+    *((wide, narrow) for at, wide in enumerate(_INTEGERS) for narrow in _INTEGERS[:at]),
+    *((number, ir.DataType.BOOL) for number in (
+        *_INTEGERS, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE
+    )),
 })  # fmt: skip
 """Pairs of dtypes of which the first holds all values of the second."""
 
