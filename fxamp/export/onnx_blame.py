@@ -57,7 +57,8 @@ def blame(
     ratios: dict[str, float] = {}
     for name in names:
         if got[name].shape == wanted[name].shape:
-            ratios[name] = measure([got[name]], [wanted[name]], low).sqnr_db
+            distance = measure([got[name]], [wanted[name]], low)
+            ratios[name] = -math.inf if distance.bad else distance.sqnr_db
     return _worst(program, ratios)
 
 
@@ -135,5 +136,7 @@ def _worst(program: ExportedProgram, ratios: Mapping[str, float]) -> str:
 
 def _told(node: Node | None, name: str, ratio: float, before: float) -> str:
     operator = str(node.target) if node is not None else name
+    if ratio == -math.inf:
+        return f"values stop being finite at {operator} ({name})"
     came = f" from {before:.1f} dB" if math.isfinite(before) else ""
     return f"noise comes in at {operator} ({name}), whose result falls to {ratio:.1f} dB{came}"

@@ -142,7 +142,7 @@ def _checked(deployed: Deployed, program: ExportedProgram, path: Path) -> str:
     if loaded.widened:
         parts[0] += ", which lacks bfloat16 kernels: their operators in float32, rounded likewise"
     parts.append(str(distance))
-    if distance.sqnr_db < ENOUGH:
+    if distance.bad or not distance.sqnr_db >= ENOUGH:
         parts.append(blame(path, program, inputs, deployed.low, widened=loaded.widened))
     parts += [f"warns: {line}" for line in loaded.warnings]
     return "; ".join(part for part in parts if part)
