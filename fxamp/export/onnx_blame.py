@@ -41,7 +41,7 @@ def blame(
 
     Args:
         path: The model.
-        program: What it was translated from.
+        program: What it was translated from, operator by operator.
         inputs: The arrays of the call, by name.
         low: The low precision dtype.
         widened: Whether its bfloat16 values come as float32.
@@ -57,7 +57,8 @@ def blame(
     ratios: dict[str, float] = {}
     for name in names:
         if got[name].shape == wanted[name].shape:
-            ratios[name] = measure([got[name]], [wanted[name]], low).sqnr_db
+            distance = measure([got[name]], [wanted[name]], low)
+            ratios[name] = -math.inf if distance.bad else distance.sqnr_db
     return _worst(program, ratios)
 
 
@@ -65,8 +66,7 @@ def _values_of(
     program: ExportedProgram, inputs: Mapping[str, np.ndarray[Any, Any]]
 ) -> dict[str, torch.Tensor]:
     """The floating results of all nodes, from the values that onnxruntime is given."""
-    flat = program.run_decompositions({})  # without the region around it
-    recorder = _Recorder(flat.module(check_guards=False))
+    recorder = _Recorder(program.module(check_guards=False))
     arrays = iter(inputs.values())
     given = [
         _as_input(next(arrays), node) if isinstance(node.meta.get("val"), torch.Tensor) else None
@@ -136,5 +136,7 @@ def _worst(program: ExportedProgram, ratios: Mapping[str, float]) -> str:
 
 def _told(node: Node | None, name: str, ratio: float, before: float) -> str:
     operator = str(node.target) if node is not None else name
+    if ratio == -math.inf:
+        return f"values stop being finite at {operator} ({name})"
     came = f" from {before:.1f} dB" if math.isfinite(before) else ""
     return f"noise comes in at {operator} ({name}), whose result falls to {ratio:.1f} dB{came}"

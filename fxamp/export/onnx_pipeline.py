@@ -45,7 +45,8 @@ def run_pipeline(
 ) -> Artifact:
     """See :func:`fxamp.export.onnx.write_onnx`."""
     program = exported(deployed, dynamic_shapes)
-    model = translate(program, deployed.low, _axes(deployed, dynamic_shapes))
+    translation = translate(program, deployed.low, _axes(deployed, dynamic_shapes))
+    model = translation.model
     legalize(model)
     tidy(model)
     artifact = _described(artifact, model, program)
@@ -57,7 +58,7 @@ def run_pipeline(
         write_model(model, pair, external=external)
         check_model(pair.model)
         if check:
-            artifact = replace(artifact, check=_checked(deployed, program, pair.model))
+            artifact = replace(artifact, check=_checked(deployed, translation.program, pair.model))
         add_metadata(pair.model, artifact)
     return artifact
 
@@ -141,7 +142,7 @@ def _checked(deployed: Deployed, program: ExportedProgram, path: Path) -> str:
     if loaded.widened:
         parts[0] += ", which lacks bfloat16 kernels: their operators in float32, rounded likewise"
     parts.append(str(distance))
-    if distance.sqnr_db < ENOUGH:
+    if distance.bad or not distance.sqnr_db >= ENOUGH:
         parts.append(blame(path, program, inputs, deployed.low, widened=loaded.widened))
     parts += [f"warns: {line}" for line in loaded.warnings]
     return "; ".join(part for part in parts if part)

@@ -4,13 +4,16 @@
 what                    becomes
 ======================  ====================================================================================
 arithmetic on numbers   a number
+x + 0, x - 0, x * 1,    x, where the number is exactly that
+x / 1
 a weight, cast          a weight in that dtype; one more if other operators read the first
 a weight, transposed    a weight that lies so
 casts in a row          one, where the first loses nothing
 equal small constants   one
 ======================  ====================================================================================
 
-No rule rounds anew: that of the usual ones which folds a normalisation into a convolution is not among them.
+No rule rounds anew.  So two of the usual ones are not among them: that which folds a normalisation into a
+convolution, and that which takes an eps of 1e-12 for the zero that may be added to anything.
 Weights stay views of torch's tensors, or are made when they are written, one at a time.
 """
 
@@ -18,6 +21,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from types import MappingProxyType
 
 import onnx_ir as ir
 import onnxscript.optimizer
@@ -32,18 +36,22 @@ _SMALL = 1 << 10  # elements: what is arithmetic on sizes and scalars is below, 
 _GROWN = 1 << 20  # elements: a mask that constants make may have as many
 
 _EXACT_RULES = (
-    rules.no_op_cast_rule, rules.no_op_expand_rule, rules.no_op_transpose_rule, rules.mul_by_1_rule,
-    rules.div_by_1_rule, rules.add_0_rule, rules.sub_0_rule, rules.transpose_transpose_rule,
+    rules.no_op_cast_rule, rules.no_op_expand_rule, rules.no_op_transpose_rule, rules.transpose_transpose_rule,
     rules.unsqueeze_unsqueeze_rule, rules.dropout_inference_rule, rules.dropout_zero_rule,
     rules.collapse_slice_rule, rules.collapse_slice2_rule, rules.reshape_reshape_rule,
     rules.no_op_static_scatter_nd_rule, rules.no_op_dynamic_scatter_nd_rule,
     rules.cast_constant_of_shape_rule, rules.cast_constant_of_shape_without_value_rule,
 )  # fmt: skip
 
+_INTEGERS = (ir.DataType.INT8, ir.DataType.INT16, ir.DataType.INT32, ir.DataType.INT64)
 _HOLDS = frozenset({
     (ir.DataType.FLOAT, ir.DataType.FLOAT16), (ir.DataType.FLOAT, ir.DataType.BFLOAT16),
     (ir.DataType.DOUBLE, ir.DataType.FLOAT16), (ir.DataType.DOUBLE, ir.DataType.BFLOAT16),
-    (ir.DataType.DOUBLE, ir.DataType.FLOAT),
+    (ir.DataType.DOUBLE, ir.DataType.FLOAT), (ir.DataType.DOUBLE, ir.DataType.INT32),
+    *((wide, narrow) for at, wide in enumerate(_INTEGERS) for narrow in _INTEGERS[:at]),
+    *((number, ir.DataType.BOOL) for number in (
+        *_INTEGERS, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE
+    )),
 })  # fmt: skip
 """Pairs of dtypes of which the first holds all values of the second."""
 
@@ -70,6 +78,7 @@ def _tidy(model: ir.Model) -> None:
             model, onnx_shape_inference=True, input_size_limit=_SMALL, output_size_limit=_GROWN
         )
         onnxscript.rewriter.rewrite(model, pattern_rewrite_rules=list(_EXACT_RULES))
+        _fold_neutral(model)
         common.IdentityEliminationPass()(model)
         _fold_casts(model)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
@@ -86,6 +95,33 @@ def _tidy(model: ir.Model) -> None:
     common.TopologicalSortPass()(model)
     common.NameFixPass()(model)
     common.ShapeInferencePass()(model)
+
+
+# --- arithmetic ---------------------------------------------------------------------------------------
+
+_NEUTRAL = MappingProxyType({"Add": 0, "Sub": 0, "Mul": 1, "Div": 1})
+_COMMUTE = ("Add", "Mul")
+
+
+def _fold_neutral(model: ir.Model) -> None:
+    for node in RecursiveGraphIterator(model.graph):
+        if node.op_type not in _NEUTRAL or node.domain or _comes_out(node):
+            continue
+        (left, right), neutral = node.inputs, _NEUTRAL[node.op_type]
+        assert left is not None
+        assert right is not None
+        if _is_number(right, neutral, left):
+            node.outputs[0].replace_all_uses_with(left)
+        elif node.op_type in _COMMUTE and _is_number(left, neutral, right):
+            node.outputs[0].replace_all_uses_with(right)
+
+
+def _is_number(value: ir.Value, number: int, other: ir.Value) -> bool:
+    """Whether *value* is exactly *number*, and has no more dimensions than *other*."""
+    tensor = ir.convenience.get_const_tensor(value)
+    if tensor is None or tensor.size != 1 or other.shape is None or len(tensor.shape) > len(other.shape):
+        return False
+    return bool(tensor.numpy().item() == number)
 
 
 # --- casts --------------------------------------------------------------------------------------------

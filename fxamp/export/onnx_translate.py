@@ -12,6 +12,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch.utils import _pytree as pytree
 
 from fxamp.errors import ExportError
 
-__all__ = ["output_names", "translate"]
+__all__ = ["Translation", "output_names", "translate"]
 
 _OPSETS = MappingProxyType({
     torch.float16: 20,   # all of torchlib's operators take float16 in it, and runtimes since 2024 read it
@@ -32,9 +33,23 @@ _OPSETS = MappingProxyType({
 })  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Translation:
+    """A model and where it comes from.
+
+    Attributes:
+        model: The model.
+        program: The program in the operators that the exporter translates one by one; the model's values have
+            the names of its nodes.
+    """
+
+    model: ir.Model
+    program: ExportedProgram
+
+
 def translate(
     program: ExportedProgram, low: torch.dtype, axes: Sequence[Sequence[str | None]] = ()
-) -> ir.Model:
+) -> Translation:
     """*program* as an ONNX model whose inputs and outputs have readable names.
 
     Args:
@@ -56,7 +71,7 @@ def translate(
     common.InlinePass()(model)
     _name_outputs(model, output_names(program))
     _name_axes(model, axes)
-    return model
+    return Translation(model, exported.exported_program)
 
 
 @contextmanager
@@ -76,6 +91,9 @@ def _quiet() -> Iterator[None]:
 
 
 # --- errors -------------------------------------------------------------------------------------------
+
+
+_OVERLOAD = r"OpOverload\(op='([\w.]+)', overload='(\w+)'\)"
 
 
 def _told(error: Exception, program: ExportedProgram) -> str:
@@ -101,6 +119,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 def _node_of(texts: Sequence[str], program: ExportedProgram) -> torch.fx.Node | None:
     named = {match for text in texts for match in re.findall(r"%(\w+) ", text)}
     targets = {match for text in texts for match in re.findall(r"\w+[.:]+\w+\.\w+", text)}
+    targets |= {".".join(match) for text in texts for match in re.findall(_OVERLOAD, text)}
     nodes = [node for node in program.graph.nodes if node.op == "call_function"]
     found = [node for node in nodes if str(node.target) in targets]
     return next(iter(found or [node for node in nodes if node.name in named]), None)

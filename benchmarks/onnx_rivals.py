@@ -1,0 +1,2 @@
+"""stub"""
+def print_rivals(*a): pass
