@@ -44,7 +44,12 @@ from tests.zoo.entry import Entry, entries
 
 LIBRARIES = ("torchvision", "timm", "transformers", "diffusers")
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+NO_TRAINING = (False,)
 ENOUGH = 60.0  # decibels; below, the operator that causes it must be named
+COLUMNS = (
+    "models", "written", "without warnings", ">= 60 dB", "or named", "median dB", "weights <= 0.51", "median",
+    "casts", "of weights", "chains", "roundings", "out of time",
+)  # fmt: skip
 _HALF = 0.51  # of the bytes of float32 weights
 
 _REFUSALS = {
@@ -201,7 +206,7 @@ def _status_of(error: Exception) -> str:
 def _runs_eagerly(entry: Entry, dtype: torch.dtype, limit: int) -> bool:
     try:
         with time_limit(limit), torch.no_grad(), torch.autocast("cpu", dtype):
-            args, kwargs = entry.inputs(False)
+            args, kwargs = entry.inputs(*NO_TRAINING)
             entry.build().eval()(*args, **kwargs)
     except TimeLimitError:
         return True
@@ -218,7 +223,7 @@ def _export(entry: Entry, result: Result, path: Path) -> None:
         result.status, result.error = "build fails", f"{type(error).__name__}: {error}"
         return
     seed_all(1)
-    args, kwargs = copy.deepcopy(entry.inputs(False))
+    args, kwargs = copy.deepcopy(entry.inputs(*NO_TRAINING))
     artifact = fxamp.export(model, args, kwargs, path, dtype=DTYPES[result.dtype], device_type="cpu")
     found = casts_of(path)
     result.casts, result.weight_casts = found.all, found.of_weights
@@ -245,10 +250,8 @@ def _read_check(text: str, result: Result) -> None:
 def print_table(results: list[Result]) -> None:
     """The table by library, and each exception with its cause."""
     table = Table(title="models as ONNX files in half precision, by onnxruntime's CPU provider")
-    columns = ("models", "written", "without warnings", ">= 60 dB", "or named", "median dB")
-    columns += ("weights <= 0.51", "median", "casts", "of weights", "chains", "roundings", "out of time")
     table.add_column("library")
-    for column in columns:
+    for column in COLUMNS:
         table.add_column(column, justify="right")
     groups: dict[str, list[Result]] = defaultdict(list)
     for result in results:

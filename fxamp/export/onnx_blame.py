@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from fxamp.export.onnx_check import ENOUGH, measure, run_in_fresh_process
 __all__ = ["blame"]
 
 _LARGEST = 2**28
-"""Elements of all values together, beyond which they are not kept."""
+"""Elements of all values together that are compared; the largest values are left out."""
 
 
 def blame(
@@ -48,8 +49,8 @@ def blame(
     """
     wanted = _values_of(program, inputs)
     names = _common(path, wanted)
-    if not names or sum(wanted[name].numel() for name in names) > _LARGEST:
-        return "the operator that causes it was not looked for: the values are too many or have no names"
+    if not names:
+        return "the operator that causes it was not found: no value has the name of a node"
     try:
         got = _run_with_outputs(path, inputs, names)
     except ExportError:
@@ -95,8 +96,12 @@ class _Recorder(Interpreter):
 
 
 def _common(path: Path, wanted: Mapping[str, torch.Tensor]) -> list[str]:
+    """The values that both have, in order; the small ones, if all are too large together."""
     graph = ir.load(path).graph
-    return [str(value.name) for node in graph for value in node.outputs if value.name in wanted]
+    there = [str(value.name) for node in graph for value in node.outputs if value.name in wanted]
+    sizes = sorted(wanted[name].numel() for name in there)
+    kept = sum(total <= _LARGEST for total in accumulate(sizes))
+    return [name for name in there if kept == len(sizes) or wanted[name].numel() < sizes[kept]]
 
 
 def _run_with_outputs(

@@ -144,16 +144,19 @@ class Distance:
         sqnr_db: Signal to noise of the worst output; ``inf`` where all are equal.
         ulp: The largest error in units of the last place of the low precision dtype.
         bad: Elements that are finite on one side only, or integers that differ.
+        lost: Elements that are finite on neither side.
     """
 
     sqnr_db: float
     ulp: int
     bad: int = 0
+    lost: int = 0
 
     def __str__(self) -> str:
         text = "the same values" if self.sqnr_db == math.inf else f"{self.sqnr_db:.1f} dB"
         text += f", at most {self.ulp:,} ulp from the converted model"
-        return text + (f"; {self.bad:,} elements are finite in one of them only" if self.bad else "")
+        text += f"; {self.bad:,} elements are finite in one of them only" if self.bad else ""
+        return text + (f"; {self.lost:,} elements are finite in neither" if self.lost else "")
 
 
 def measure(got: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], low: torch.dtype) -> Distance:
@@ -170,6 +173,7 @@ def measure(got: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], low: to
         min((each.sqnr_db for each in found), default=math.inf),
         max((each.ulp for each in found), default=0),
         sum(each.bad for each in found),
+        sum(each.lost for each in found),
     )
 
 
@@ -181,8 +185,9 @@ def _distance(got: torch.Tensor, wanted: torch.Tensor, low: torch.dtype) -> Dist
     one, other = got.to(low), wanted.to(low)
     finite = torch.isfinite(one) & torch.isfinite(other)
     bad = int((torch.isfinite(one) != torch.isfinite(other)).sum())
+    lost = one.numel() - int(finite.sum()) - bad
     steps = (_ordinal(one[finite]) - _ordinal(other[finite])).abs()
-    return Distance(tally.read().sqnr_db, int(steps.max()) if steps.numel() else 0, bad)
+    return Distance(tally.read().sqnr_db, int(steps.max()) if steps.numel() else 0, bad, lost)
 
 
 def _ordinal(values: torch.Tensor) -> torch.Tensor:

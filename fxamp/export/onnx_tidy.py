@@ -36,10 +36,10 @@ _SMALL = 1 << 10  # elements: what is arithmetic on sizes and scalars is below, 
 _GROWN = 1 << 20  # elements: a mask that constants make may have as many
 
 _EXACT_RULES = (
-    rules.no_op_cast_rule, rules.no_op_expand_rule, rules.no_op_transpose_rule, rules.transpose_transpose_rule,
-    rules.unsqueeze_unsqueeze_rule, rules.dropout_inference_rule, rules.dropout_zero_rule,
-    rules.collapse_slice_rule, rules.collapse_slice2_rule, rules.reshape_reshape_rule,
-    rules.no_op_static_scatter_nd_rule, rules.no_op_dynamic_scatter_nd_rule,
+    rules.no_op_cast_rule, rules.no_op_expand_rule, rules.no_op_transpose_rule,
+    rules.transpose_transpose_rule, rules.unsqueeze_unsqueeze_rule, rules.dropout_inference_rule,
+    rules.dropout_zero_rule, rules.collapse_slice_rule, rules.collapse_slice2_rule,
+    rules.reshape_reshape_rule, rules.no_op_static_scatter_nd_rule, rules.no_op_dynamic_scatter_nd_rule,
     rules.cast_constant_of_shape_rule, rules.cast_constant_of_shape_without_value_rule,
 )  # fmt: skip
 
