@@ -65,6 +65,8 @@ def test_an_eps_keeps_a_quotient_finite(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("shape", "kept"), [((3,), {"Relu": 1}), ((), {"Add": 1, "Relu": 1})])
 def test_a_zero_that_adds_a_dimension_stays(tmp_path: Path, shape: tuple[int, ...], kept: object) -> None:
     class Widened(nn.Module):
+        zero: torch.Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("zero", torch.zeros(1))
