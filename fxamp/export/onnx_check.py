@@ -94,7 +94,7 @@ def run_in_fresh_process(path: Path, inputs: Mapping[str, np.ndarray[Any, Any]])
             what = "run" if "loaded" in done.stdout else "load"
             raise ExportError(f"onnxruntime does not {what} the model:\n{_end_of(done.stderr)}")
         outputs = {name: torch.from_numpy(value) for name, value in np.load(got).items()}
-    warned = tuple(dict.fromkeys(text for line in done.stderr.splitlines() if (text := _warning(line))))
+    warned = tuple(dict.fromkeys(filter(None, map(_warning, done.stderr.splitlines()))))
     return Loaded(outputs, warned, widened)
 
 

@@ -67,7 +67,7 @@ def test_a_zero_that_adds_a_dimension_stays(tmp_path: Path, shape: tuple[int, ..
     class Widened(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.register_buffer("zero", torch.zeros(1))
+            self.zero = nn.Buffer(torch.zeros(1))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return (x + self.zero).relu()
