@@ -102,7 +102,7 @@ _WARNING = re.compile(r"\[[WE]:onnxruntime:[^\]]*\] ([^\x1b]*)")
 
 
 def _warning(line: str) -> str:
-    """``text`` of ``2026-01-01 12:00:00 [W:onnxruntime:, file.cc:1 Function] text``, which may be coloured."""
+    """``text`` of ``2026-01-01 12:00:00 [W:onnxruntime:, file.cc:1 F] text``, which may be coloured."""
     found = _WARNING.search(line)
     return found[1].strip() if found else ""
 
