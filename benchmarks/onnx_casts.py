@@ -10,10 +10,16 @@ import onnx
 
 __all__ = ["Casts", "casts_of"]
 
-_LOSES = {
-    onnx.TensorProto.FLOAT16: (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE),
-    onnx.TensorProto.BFLOAT16: (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE),
+_T = onnx.TensorProto
+_SMALLER = {
+    _T.DOUBLE: (_T.FLOAT, _T.FLOAT16, _T.BFLOAT16, _T.INT32, _T.INT16, _T.INT8, _T.UINT8, _T.BOOL),
+    _T.FLOAT: (_T.FLOAT16, _T.BFLOAT16, _T.INT16, _T.INT8, _T.UINT8, _T.BOOL),
+    _T.FLOAT16: (_T.INT8, _T.UINT8, _T.BOOL),
+    _T.BFLOAT16: (_T.INT8, _T.UINT8, _T.BOOL),
+    _T.INT64: (_T.INT32, _T.INT16, _T.INT8, _T.UINT8, _T.BOOL),
+    _T.INT32: (_T.INT16, _T.INT8, _T.UINT8, _T.BOOL),
 }
+"""The dtypes all of whose values a dtype has."""
 
 
 @dataclass(frozen=True)
@@ -38,22 +44,23 @@ class _Scope:
     """What the names mean that the nodes of a graph read."""
 
     constants: frozenset[str]
-    casts: Mapping[str, int]  # the dtype that each gives
+    casts: Mapping[str, onnx.NodeProto]  # by what each gives
+    dtypes: Mapping[str, int]
 
 
 def casts_of(path: Path) -> Casts:
     """Count in the file *path*; its external data is not read."""
     model = onnx.load(str(path), load_external_data=False)
-    found = [*_nodes(model.graph, _Scope(frozenset(), {}))]
+    found = [*_nodes(model.graph, _Scope(frozenset(), {}, {}))]
     for function in model.functions:
-        found += _nodes(function, _Scope(frozenset(), {}))
+        found += _nodes(function, _Scope(frozenset(), {}, {}))
     casts = [(node, scope) for node, scope in found if node.op_type == "Cast"]
     chained = [(node, scope) for node, scope in casts if node.input[0] in scope.casts]
     return Casts(
         len(casts),
         sum(node.input[0] in scope.constants for node, scope in casts),
         len(chained),
-        sum(scope.casts[node.input[0]] in _LOSES for node, scope in chained),
+        sum(_loses(scope.casts[node.input[0]], scope) for node, scope in chained),
     )
 
 
@@ -64,8 +71,10 @@ def _nodes(
     made = {name for node in graph.node if node.op_type == "Constant" for name in node.output}
     if isinstance(graph, onnx.GraphProto):
         made |= {weight.name for weight in graph.initializer}
-    casts = {node.output[0]: _dtype(node) for node in graph.node if node.op_type == "Cast"}
-    scope = _Scope(outer.constants | made, {**outer.casts, **casts})
+    casts = {node.output[0]: node for node in graph.node if node.op_type == "Cast"}
+    values = [*graph.value_info, *(graph.input if isinstance(graph, onnx.GraphProto) else ())]
+    dtypes = {value.name: value.type.tensor_type.elem_type for value in values}
+    scope = _Scope(outer.constants | made, {**outer.casts, **casts}, {**outer.dtypes, **dtypes})
     for node in graph.node:
         yield node, scope
         for attribute in node.attribute:
@@ -74,5 +83,8 @@ def _nodes(
                 yield from _nodes(each, scope)
 
 
-def _dtype(node: onnx.NodeProto) -> int:
-    return next((int(attribute.i) for attribute in node.attribute if attribute.name == "to"), 0)
+def _loses(node: onnx.NodeProto, scope: _Scope) -> bool:
+    """Whether a cast is known to change values."""
+    to = next(attribute.i for attribute in node.attribute if attribute.name == "to")
+    given = scope.dtypes.get(node.input[0])
+    return given is not None and given != to and given not in _SMALLER.get(to, ())

@@ -39,6 +39,7 @@ from benchmarks.onnx_casts import casts_of
 from fxamp.export.onnx_check import as_arrays, measure, run_in_fresh_process
 from tests.zoo.check import TimeLimitError, seed_all, time_limit
 from tests.zoo.entry import Entry, Inputs
+from tests.zoo.leaves import named_tensors
 
 __all__ = ["SMALL", "print_rivals"]
 
@@ -143,7 +144,7 @@ def _files(entry: Entry, low: torch.dtype, limit: int) -> dict[str, File]:
     call = entry.inputs(*NO_TRAINING)
     with torch.no_grad():
         result = model(*copy.deepcopy(call[0]), **copy.deepcopy(call[1]))
-    wanted = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    wanted = list(named_tensors(result).values())
     with tempfile.TemporaryDirectory() as folder:
         case = Case(model, call, wanted, low, Path(folder))
         return {tool: _try_to_make(make, case, limit) for tool, make in TOOLS.items()}

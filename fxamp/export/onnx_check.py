@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -93,15 +94,17 @@ def run_in_fresh_process(path: Path, inputs: Mapping[str, np.ndarray[Any, Any]])
             what = "run" if "loaded" in done.stdout else "load"
             raise ExportError(f"onnxruntime does not {what} the model:\n{_end_of(done.stderr)}")
         outputs = {name: torch.from_numpy(value) for name, value in np.load(got).items()}
-    warned = tuple(
-        line for line in done.stderr.splitlines() if "onnxruntime" in line and ":W:" in _level(line)
-    )
+    warned = tuple(dict.fromkeys(filter(None, map(_warning, done.stderr.splitlines()))))
     return Loaded(outputs, warned, widened)
 
 
-def _level(line: str) -> str:
-    """``:W:`` of ``2026-01-01 12:00:00 [W:onnxruntime:, file.cc:1 Function] text``."""
-    return ":W:" if "[W:" in line or "[E:" in line else ""
+_WARNING = re.compile(r"\[[WE]:onnxruntime:[^\]]*\] ([^\x1b]*)")
+
+
+def _warning(line: str) -> str:
+    """``text`` of ``2026-01-01 12:00:00 [W:onnxruntime:, file.cc:1 F] text``, which may be coloured."""
+    found = _WARNING.search(line)
+    return found[1].strip() if found else ""
 
 
 def _is_bfloat16(path: Path) -> bool:

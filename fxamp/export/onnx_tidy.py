@@ -10,6 +10,7 @@ a weight, cast          a weight in that dtype; one more if other operators read
 a weight, transposed    a weight that lies so
 casts in a row          one, where the first loses nothing
 equal small constants   one
+notes of the exporter   left out: lines of generated code, of no use where the file goes
 ======================  ====================================================================================
 
 No rule rounds anew.  So two of the usual ones are not among them: that which folds a normalisation into a
@@ -95,6 +96,10 @@ def _tidy(model: ir.Model) -> None:
     common.TopologicalSortPass()(model)
     common.NameFixPass()(model)
     common.ShapeInferencePass()(model)
+    common.ClearMetadataAndDocStringPass()(model)
+    for node in RecursiveGraphIterator(model.graph):
+        for value in node.outputs:
+            value.metadata_props.clear()
 
 
 # --- arithmetic ---------------------------------------------------------------------------------------

@@ -120,7 +120,8 @@ def _node_of(texts: Sequence[str], program: ExportedProgram) -> torch.fx.Node | 
     named = {match for text in texts for match in re.findall(r"%(\w+) ", text)}
     targets = {match for text in texts for match in re.findall(r"\w+[.:]+\w+\.\w+", text)}
     targets |= {".".join(match) for text in texts for match in re.findall(_OVERLOAD, text)}
-    nodes = [node for node in program.graph.nodes if node.op == "call_function"]
+    graphs = [each.graph for each in program.graph_module.modules() if isinstance(each, torch.fx.GraphModule)]
+    nodes = [node for graph in graphs for node in graph.nodes if node.op == "call_function"]
     found = [node for node in nodes if str(node.target) in targets]
     return next(iter(found or [node for node in nodes if node.name in named]), None)
 

@@ -69,7 +69,7 @@ def test_a_zero_that_adds_a_dimension_stays(tmp_path: Path, shape: tuple[int, ..
 
         def __init__(self) -> None:
             super().__init__()
-            self.register_buffer("zero", torch.zeros(1))
+            self.zero = nn.Buffer(torch.zeros(1))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return (x + self.zero).relu()
@@ -85,3 +85,10 @@ def test_casts_of_integers_in_a_row_become_one(tmp_path: Path) -> None:
     artifact = fxamp.export(Counted(), (tokens,), path, dtype=torch.float16, device_type="cpu")
     assert _operators(path)["Cast"] == 1
     assert "the same values" in artifact.check
+
+
+def test_lines_of_generated_code_are_not_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    fxamp.export(Share(), (torch.ones(2, 3),), path, dtype=torch.float16, device_type="cpu")
+    assert b"stack_trace" not in path.read_bytes()
+    assert b"_Whole" not in path.read_bytes()
