@@ -31,6 +31,7 @@ from fxamp.runtime.program import Program
 
 __all__ = ["Deployed", "deploy", "module_of"]
 
+_ASKS_DYNAMO = "it asks Dynamo itself (torch.cond, while_loop, a compiled function), and runs as it is"
 _SEEN = "the model reads values of tensors; here it goes the way that it has for exporters"
 
 
@@ -169,7 +170,9 @@ def _whole(frozen: FrozenModule, args: Sequence[Any], kwargs: dict[str, Any]) ->
     segments = [program for program in runner.all_programs() if program.operator is not None]
     program = runner.last or next(iter(segments), None)
     if program is None:
-        reasons = "; ".join(dict.fromkeys(failure.reason for failure in runner.failures.values()))
+        failures = runner.failures.values()
+        whys = [_ASKS_DYNAMO if failure.whole else failure.reason.strip() for failure in failures]
+        reasons = "; ".join(dict.fromkeys(whys))
         raise ExportError(
             f"{name} is no single graph, and an artifact is one: {reasons}\n"
             "  export the modules in it that are one (the report of the converted model names the others), "
