@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-__all__ = ["ULP_BOUNDS", "Statistics", "Tally", "same_bits"]
+__all__ = ["ULP_BOUNDS", "Statistics", "Tally", "ordinal", "same_bits"]
 
 ULP_BOUNDS = (0, 1, 2, 4, 16, 256)
 """Upper ends of the bins of the histogram; one more bin holds the rest."""
@@ -169,7 +169,7 @@ class Tally:
             self._count_ulps(c, r, self.unit)
 
     def _count_ulps(self, c: torch.Tensor, r: torch.Tensor, dtype: torch.dtype) -> None:
-        steps = _ordinal(c.to(dtype)).sub_(_ordinal(r.to(dtype))).abs_()
+        steps = ordinal(c.to(dtype)).sub_(ordinal(r.to(dtype))).abs_()
         left = steps.numel()
         for index, bound in enumerate(ULP_BOUNDS):
             beyond = int(torch.count_nonzero(steps > bound))
@@ -248,7 +248,7 @@ def _flat(one: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.T
     return one.reshape(-1), other.reshape(-1)
 
 
-def _ordinal(values: torch.Tensor) -> torch.Tensor:
+def ordinal(values: torch.Tensor) -> torch.Tensor:
     """Integers in the order of float16 or bfloat16 *values*, one apart where these are neighbours."""
     bits = values.view(torch.int16)
     sign = bits >> 15  # 0, or -1 where it is set

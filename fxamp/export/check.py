@@ -17,7 +17,7 @@ import torch
 from fxamp.errors import ExportError
 from fxamp.export import reload
 
-__all__ = ["FreshProcess", "differences", "distance", "run_in_fresh_process"]
+__all__ = ["FreshProcess", "differences", "distance", "end_of", "environment", "run_in_fresh_process"]
 
 
 class FreshProcess:
@@ -31,11 +31,10 @@ class FreshProcess:
         self._device_type = device_type
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed with the process
         source = Path(reload.__file__).read_text(encoding="utf-8")
-        path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
         self._process = subprocess.Popen(
             [sys.executable, "-c", source],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
-            env=os.environ | {"PYTHONPATH": path},
+            env=environment(),
         )  # fmt: skip
 
     def run(
@@ -69,7 +68,7 @@ class FreshProcess:
             }  # fmt: skip
             error = self._ask(json.dumps(request))
             if error:
-                raise ExportError(f"the artifact does not run in a fresh process:\n{_end_of(error)}")
+                raise ExportError(f"the artifact does not run in a fresh process:\n{end_of(error)}")
             results: list[Any] = torch.load(got, weights_only=False)
         return results
 
@@ -122,7 +121,7 @@ def run_in_fresh_process(
     finally:
         process.close()
     if isinstance(result, str):
-        raise ExportError(f"the artifact does not run in a fresh process:\n{_end_of(result)}")
+        raise ExportError(f"the artifact does not run in a fresh process:\n{end_of(result)}")
     leaves: list[Any] = result
     return leaves
 
@@ -176,5 +175,11 @@ def _ulps(got: torch.Tensor, wanted: torch.Tensor) -> int:
     return int((ordered(got) - ordered(wanted)).abs().max()) if got.numel() else 0
 
 
-def _end_of(text: str, lines: int = 20) -> str:
-    return "\n".join(f"  | {line}" for line in text.strip().splitlines()[-lines:])
+def environment() -> dict[str, str]:
+    """That of a fresh process, which finds the modules that this one finds."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)}
+
+
+def end_of(text: str, lines: int = 20, width: int | None = None) -> str:
+    """The last lines of what a process has said, each with a mark before it and cut at *width*."""
+    return "\n".join(f"  | {line[:width]}" for line in text.strip().splitlines()[-lines:])

@@ -23,6 +23,7 @@ from torch.fx import Interpreter, Node
 
 from fxamp.errors import ExportError
 from fxamp.export.onnx_check import ENOUGH, measure, run_in_fresh_process
+from fxamp.export.onnx_write import save_copy
 
 __all__ = ["blame"]
 
@@ -113,10 +114,7 @@ def _run_with_outputs(
     model.graph.outputs.extend(values[name] for name in names if name not in there)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".fxamp-check-") as folder:
         file = Path(folder, "all.onnx")
-        large = any(
-            isinstance(each.const_value, ir.ExternalTensor) for each in model.graph.initializers.values()
-        )
-        ir.save(model, file, external_data="all.onnx.data" if large else None)
+        save_copy(model, file)
         return dict(run_in_fresh_process(file, inputs).outputs)
 
 

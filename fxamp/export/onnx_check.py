@@ -8,7 +8,6 @@ the low precision dtype.
 from __future__ import annotations
 
 import math
-import os
 import re
 import subprocess
 import sys
@@ -23,11 +22,13 @@ import onnx
 import onnx_ir as ir
 import torch
 
-from fxamp.compare.statistics import Tally
+from fxamp.compare.statistics import Tally, ordinal
 from fxamp.errors import ExportError
 from fxamp.export import onnx_reload
+from fxamp.export.check import end_of, environment
 from fxamp.export.onnx_kernels import lacking
 from fxamp.export.onnx_widen import widen
+from fxamp.export.onnx_write import save_copy
 
 __all__ = ["ENOUGH", "Distance", "Loaded", "as_arrays", "check_model", "measure", "run_in_fresh_process"]
 
@@ -78,21 +79,22 @@ def run_in_fresh_process(path: Path, inputs: Mapping[str, np.ndarray[Any, Any]])
     """
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".fxamp-check-") as folder:
         file, widened = path, False
-        if _is_bfloat16(path):
+        model = ir.load(path)
+        if _is_bfloat16(model):
             file, widened = Path(folder, "widened.onnx"), True
-            _write_widened(path, file)
+            widen(model)
+            save_copy(model, file)
         given, got = Path(folder, "inputs.npz"), Path(folder, "outputs.npz")
         np.savez(given, **inputs)  # type: ignore[arg-type]
         source = Path(onnx_reload.__file__).read_text(encoding="utf-8")
         command = [sys.executable, "-c", source, file, given, got, torch.get_num_threads()]
-        search = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
         done = subprocess.run(
             [str(part) for part in command],
-            capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": search},
+            capture_output=True, text=True, check=False, env=environment(),
         )  # fmt: skip
         if done.returncode != 0:
             what = "run" if "loaded" in done.stdout else "load"
-            raise ExportError(f"onnxruntime does not {what} the model:\n{_end_of(done.stderr)}")
+            raise ExportError(f"onnxruntime does not {what} the model:\n{end_of(done.stderr, 8, 400)}")
         outputs = {name: torch.from_numpy(value) for name, value in np.load(got).items()}
     warned = tuple(dict.fromkeys(filter(None, map(_warning, done.stderr.splitlines()))))
     return Loaded(outputs, warned, widened)
@@ -107,22 +109,9 @@ def _warning(line: str) -> str:
     return found[1].strip() if found else ""
 
 
-def _is_bfloat16(path: Path) -> bool:
-    return "bfloat16" in lacking(ir.load(path)) or _has_low_ports(path)
-
-
-def _has_low_ports(path: Path) -> bool:
-    graph = ir.load(path).graph
-    return any(value.dtype == ir.DataType.BFLOAT16 for value in (*graph.inputs, *graph.outputs))
-
-
-def _write_widened(path: Path, file: Path) -> None:
-    model = ir.load(path)
-    widen(model)
-    large = any(
-        isinstance(weight.const_value, ir.ExternalTensor) for weight in model.graph.initializers.values()
-    )
-    ir.save(model, file, external_data=f"{file.name}.data" if large else None)
+def _is_bfloat16(model: ir.Model) -> bool:
+    ports = (*model.graph.inputs, *model.graph.outputs)
+    return "bfloat16" in lacking(model) or any(value.dtype == ir.DataType.BFLOAT16 for value in ports)
 
 
 def as_arrays(leaves: Sequence[Any], names: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
@@ -130,10 +119,6 @@ def as_arrays(leaves: Sequence[Any], names: Sequence[str]) -> dict[str, np.ndarr
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     wide = [leaf.float() if leaf.dtype is torch.bfloat16 else leaf for leaf in tensors]
     return {name: leaf.detach().cpu().numpy() for name, leaf in zip(names, wide, strict=True)}
-
-
-def _end_of(text: str, lines: int = 8) -> str:
-    return "\n".join(f"  | {line[:400]}" for line in text.strip().splitlines()[-lines:])
 
 
 # --- the distance -------------------------------------------------------------------------------------
@@ -189,11 +174,5 @@ def _distance(got: torch.Tensor, wanted: torch.Tensor, low: torch.dtype) -> Dist
     finite = torch.isfinite(one) & torch.isfinite(other)
     bad = int((torch.isfinite(one) != torch.isfinite(other)).sum())
     lost = one.numel() - int(finite.sum()) - bad
-    steps = (_ordinal(one[finite]) - _ordinal(other[finite])).abs()
+    steps = (ordinal(one[finite]) - ordinal(other[finite])).abs()
     return Distance(tally.read().sqnr_db, int(steps.max()) if steps.numel() else 0, bad, lost)
-
-
-def _ordinal(values: torch.Tensor) -> torch.Tensor:
-    """Integers in the order of *values*, one apart where these are neighbours."""
-    bits = values.contiguous().view(torch.int16).int()
-    return torch.where(bits < 0, -(2**15) - bits, bits)

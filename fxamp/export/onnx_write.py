@@ -15,7 +15,7 @@ import onnx_ir as ir
 from fxamp.export.artifact import Artifact
 from fxamp.export.atomic import Pair
 
-__all__ = ["LARGEST", "add_metadata", "weight_bytes", "write_model"]
+__all__ = ["LARGEST", "add_metadata", "save_copy", "weight_bytes", "write_model"]
 
 LARGEST = 2**30 + 2**29
 """Bytes of weights that go into the model's own file; the limit of the format is 2 GiB for all of it."""
@@ -39,6 +39,13 @@ def write_model(model: ir.Model, pair: Pair, *, external: bool) -> None:
     if external:
         _write_data(model, pair.data)
     ir.save(model, pair.model)
+
+
+def save_copy(model: ir.Model, file: Path) -> None:
+    """Write *model*, which was loaded from another file, to *file*; its external data beside it."""
+    weights = model.graph.initializers.values()
+    external = any(isinstance(weight.const_value, ir.ExternalTensor) for weight in weights)
+    ir.save(model, file, external_data=f"{file.name}.data" if external else None)
 
 
 def _write_data(model: ir.Model, path: Path) -> None:

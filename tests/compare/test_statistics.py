@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fxamp.compare.statistics import ULP_BOUNDS, Tally, _ordinal
+from fxamp.compare.statistics import ULP_BOUNDS, Tally, ordinal
 
 _FLOATS = st.lists(
     st.tuples(
@@ -27,7 +27,7 @@ def test_neighbours_of_every_value_are_one_ulp_apart(dtype: torch.dtype) -> None
     finite = values[torch.isfinite(values)]
     order = torch.unique(finite.float())  # without -0
     ranks = torch.searchsorted(order, finite.float()) - torch.searchsorted(order, torch.zeros(1))
-    assert torch.equal(_ordinal(finite), ranks.to(torch.int32))
+    assert torch.equal(ordinal(finite), ranks.to(torch.int32))
 
 
 @given(_FLOATS)
@@ -47,7 +47,7 @@ def test_the_numbers_are_those_of_a_plain_computation(pairs: list[tuple[float, f
     if error.max() > 1e-12 and reference.abs().max() > 1e-12:
         noise, signal = float((error**2).sum()), float((reference.double() ** 2).sum())
         assert found.sqnr_db == pytest.approx(10 * math.log10(signal / noise), abs=0.01)
-    steps = (_ordinal(candidate) - _ordinal(reference.half())).abs()
+    steps = (ordinal(candidate) - ordinal(reference.half())).abs()
     bounds = torch.tensor(ULP_BOUNDS)
     bins = torch.bincount(torch.bucketize(steps, bounds.int()), minlength=len(ULP_BOUNDS) + 1)
     assert found.ulps == tuple(bins.tolist())
