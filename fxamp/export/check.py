@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 
+from fxamp.compare.statistics import Tally
 from fxamp.errors import ExportError
 from fxamp.export import reload
 
@@ -146,9 +148,14 @@ def _difference(got: Any, wanted: Any) -> str:
 
 
 def distance(got: Sequence[Any], wanted: Sequence[Any]) -> str:
-    """How far two results are from each other: signal to noise in dB, and units in the last place."""
-    worst = min((_sqnr(one, other), _ulps(one, other)) for one, other in _floats(got, wanted))
-    return f"{worst[0]:.1f} dB, at most {worst[1]:,} ulp from the converted model"
+    """How far two results are from each other: signal to noise in dB, and units in the last place.
+
+    Of either the worst tensor counts; they need not be the same.
+    """
+    pairs = _floats(got, wanted)
+    decibels = min((_sqnr(one, other) for one, other in pairs), default=math.inf)
+    ulps = max((_ulps(one, other) for one, other in pairs), default=0)
+    return f"{decibels:.1f} dB, at most {ulps:,} ulp from the converted model"
 
 
 def _floats(got: Sequence[Any], wanted: Sequence[Any]) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -159,9 +166,9 @@ def _floats(got: Sequence[Any], wanted: Sequence[Any]) -> list[tuple[torch.Tenso
 
 
 def _sqnr(got: torch.Tensor, wanted: torch.Tensor) -> float:
-    """10 log10 of the power of *wanted* over that of the difference."""
-    signal, noise = wanted.double().square().sum(), (got.double() - wanted.double()).square().sum()
-    return float("inf") if noise == 0 else float(10 * torch.log10(signal / noise))
+    tally = Tally()
+    tally.add(got, wanted)
+    return tally.read().sqnr_db
 
 
 def _ulps(got: torch.Tensor, wanted: torch.Tensor) -> int:
