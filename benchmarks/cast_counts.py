@@ -13,22 +13,19 @@ The exit code is 1 if a model makes more casts than eager autocast, or frozen ca
 from __future__ import annotations
 
 import argparse
-import json
-import logging
 import random
 import sys
-import warnings
 from collections import defaultdict
 from pathlib import Path
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.sweep import append, by_library, options_of, quiet, read
 from tests.zoo.casts import CastCounts, try_to_count
-from tests.zoo.entry import LIBRARIES, Entry, entries
+from tests.zoo.entry import LIBRARIES, Entry
 
 _COLUMNS = (
     "models",
@@ -46,9 +43,7 @@ _COLUMNS = (
 def main() -> int:
     """Count what is asked for and print the table."""
     options = _options()
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    logging.disable(logging.CRITICAL)
+    quiet()
     if options.table:
         return print_table(_read(options.table))
     done = _read(options.jsonl) if options.resume and options.jsonl.exists() else []
@@ -63,40 +58,23 @@ def main() -> int:
                     f"{_title(counts)}: {counts.status}{''.join(f'; {text}' for text in counts.excess)}",
                     flush=True,
                 )
-                if options.jsonl:
-                    with options.jsonl.open("a") as file:
-                        file.write(json.dumps(counts.as_dict()) + "\n")
+                append(options.jsonl, counts.as_dict())
     return print_table(done)
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Count the casts of the zoo.")
-    parser.add_argument("--library", action="append", choices=list(LIBRARIES), help="by default all")
-    parser.add_argument("--name", default="", help="only models with this in their name")
-    parser.add_argument("--mode", choices=("eval", "train", "both"), default="both")
-    parser.add_argument("--jsonl", type=Path, help="a line for every model and mode is appended here")
-    parser.add_argument("--resume", action="store_true", help="leave out what the file already has")
-    parser.add_argument("--shuffle", action="store_true", help="in a random order, always the same")
-    parser.add_argument("--limit", type=int, default=60, help="seconds for one model in one mode")
-    parser.add_argument("--table", type=Path, help="only print the table of this file")
-    return parser.parse_args()
+    return options_of("Count the casts of the zoo.", LIBRARIES, limit=60, modes=True).parse_args()
 
 
 def _chosen(options: argparse.Namespace) -> list[Entry]:
-    chosen: list[Entry] = []
-    for library in options.library or LIBRARIES:
-        try:
-            chosen += [entry for entry in entries(library) if options.name in entry.name]
-        except ImportError as error:
-            print(f"{library} is left out: {error}")
+    chosen = [entry for listed in by_library(options, LIBRARIES) for entry in listed]
     if options.shuffle:
         random.Random(0).shuffle(chosen)
     return chosen
 
 
 def _read(path: Path) -> list[CastCounts]:
-    lines = [CastCounts(**json.loads(line)) for line in path.read_text().splitlines()]
-    return list({_title(line): line for line in lines}.values())
+    return read(path, CastCounts, _title)
 
 
 def _title(counts: CastCounts) -> str:

@@ -16,13 +16,10 @@ import argparse
 import copy
 import gc
 import inspect
-import json
-import logging
 import random
 import sys
 import tempfile
 import time
-import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -39,10 +36,11 @@ from torch.utils import _pytree as pytree
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import fxamp
+from benchmarks.sweep import append, by_library, options_of, quiet, read
 from fxamp.export.check import FreshProcess
 from tests.models import equal
 from tests.zoo.check import TimeLimitError, seed_all, time_limit
-from tests.zoo.entry import LIBRARIES, Entry, Inputs, entries
+from tests.zoo.entry import LIBRARIES, Entry, Inputs
 from tests.zoo.leaves import named_tensors
 
 DTYPE = torch.bfloat16
@@ -82,15 +80,14 @@ class Result:
 def main() -> None:
     """Run what is asked for and print the table."""
     options = _options()
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    logging.disable(logging.CRITICAL)
+    quiet()
     if options.table:
         print_table(_read(options.table))
         return
     done = _read(options.jsonl) if options.resume and options.jsonl.exists() else []
     known = {(result.library, result.name) for result in done}
-    chosen = [entry for entry in _chosen(options) if (entry.library, entry.name) not in known]
+    listed = [entry for of_library in by_library(options, LIBRARIES) for entry in of_library]
+    chosen = [e for e in listed if "eval" in e.modes and (e.library, e.name) not in known]
     if options.shuffle:
         random.Random(0).shuffle(chosen)
     for result in _results(chosen, options.limit):
@@ -100,37 +97,16 @@ def main() -> None:
             f" sizes {result.sizes}, {result.seconds} s {result.error[:300]}",
             flush=True,
         )
-        if options.jsonl:
-            with options.jsonl.open("a") as file:
-                file.write(json.dumps(asdict(result)) + "\n")
+        append(options.jsonl, asdict(result))
     print_table(done)
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Compare artifacts of pt2 with eager autocast.")
-    parser.add_argument("--library", action="append", choices=list(LIBRARIES), help="by default all")
-    parser.add_argument("--name", default="", help="only models with this in their name")
-    parser.add_argument("--jsonl", type=Path, help="a line for every model is appended here")
-    parser.add_argument("--resume", action="store_true", help="leave out what the file already has")
-    parser.add_argument("--shuffle", action="store_true", help="in a random order, always the same")
-    parser.add_argument("--limit", type=int, default=120, help="seconds for one model")
-    parser.add_argument("--table", type=Path, help="only print the table of this file")
-    return parser.parse_args()
-
-
-def _chosen(options: argparse.Namespace) -> Iterator[Entry]:
-    for library in options.library or LIBRARIES:
-        try:
-            listed = entries(library)
-        except ImportError as error:
-            print(f"{library} is left out: {error}")
-            continue
-        yield from (e for e in listed if options.name in e.name and "eval" in e.modes)
+    return options_of("Compare artifacts of pt2 with eager autocast.", LIBRARIES, limit=120).parse_args()
 
 
 def _read(path: Path) -> list[Result]:
-    lines = [Result(**json.loads(line)) for line in path.read_text().splitlines()]
-    return list({(line.library, line.name): line for line in lines}.values())
+    return read(path, Result, lambda result: (result.library, result.name))
 
 
 def _results(chosen: Sequence[Entry], limit: int) -> Iterator[Result]:

@@ -16,15 +16,12 @@ from __future__ import annotations
 import argparse
 import copy
 import gc
-import json
-import logging
 import math
 import random
 import re
 import sys
 import tempfile
 import time
-import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -39,8 +36,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import fxamp
 from benchmarks.onnx_casts import casts_of
 from benchmarks.onnx_rivals import print_rivals
+from benchmarks.sweep import append, by_library, options_of, quiet, read
 from tests.zoo.check import TimeLimitError, seed_all, time_limit
-from tests.zoo.entry import Entry, entries
+from tests.zoo.entry import Entry
 
 LIBRARIES = ("torchvision", "timm", "transformers", "diffusers")
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -104,9 +102,7 @@ class Result:
 def main() -> None:
     """Run what is asked for and print the table."""
     options = _options()
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    logging.disable(logging.CRITICAL)
+    quiet()
     if options.table:
         print_table(_read(options.table))
         return
@@ -127,53 +123,37 @@ def main() -> None:
             f" {result.chains} chains, {result.seconds} s {result.differs} {result.error[:400]}",
             flush=True,
         )
-        if options.jsonl:
-            with options.jsonl.open("a") as file:
-                file.write(json.dumps(asdict(result)) + "\n")
+        append(options.jsonl, asdict(result))
     print_table(done)
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Export models to ONNX and check what was written.")
-    parser.add_argument("--library", action="append", choices=LIBRARIES, help="by default all")
-    parser.add_argument("--name", default="", help="only models with this in their name")
+    parser = options_of("Export models to ONNX and check what was written.", LIBRARIES, limit=120)
     parser.add_argument("--count", type=int, help="only so many models of each library")
     parser.add_argument("--dtype", default="fp16", choices=list(DTYPES), help="the low precision dtype")
-    parser.add_argument("--jsonl", type=Path, help="a line for every model is appended here")
-    parser.add_argument("--resume", action="store_true", help="leave out what the file already has")
-    parser.add_argument("--shuffle", action="store_true", help="in a random order, always the same")
-    parser.add_argument("--limit", type=int, default=120, help="seconds for one model")
-    parser.add_argument("--table", type=Path, help="only print the table of this file")
     parser.add_argument("--against", action="store_true", help="compare with other tools")
     return parser.parse_args()
 
 
 def _chosen(options: argparse.Namespace) -> Iterator[Entry]:
-    for library in options.library or LIBRARIES:
-        try:
-            listed = _listed(library)
-        except ImportError as error:
-            print(f"{library} is left out: {error}")
-            continue
-        named = [entry for entry in listed if options.name in entry.name and "eval" in entry.modes]
+    for listed in by_library(options, LIBRARIES):
+        named = [entry for entry in listed if "eval" in entry.modes and _classifies(entry)]
         if options.shuffle:
             random.Random(0).shuffle(named)
         yield from named[: options.count]
 
 
-def _listed(library: str) -> tuple[Entry, ...]:
-    listed = entries(library)
-    if library != "torchvision":
-        return listed
+def _classifies(entry: Entry) -> bool:
+    """Whether a model of torchvision does; of other libraries all are taken."""
+    if entry.library != "torchvision":
+        return True
     from torchvision import models  # noqa: PLC0415  may be missing
 
-    classify = set(models.list_models(module=models))
-    return tuple(entry for entry in listed if entry.name in classify)
+    return entry.name in models.list_models(module=models)
 
 
 def _read(path: Path) -> list[Result]:
-    lines = [Result(**json.loads(line)) for line in path.read_text().splitlines()]
-    return list({(line.library, line.name, line.dtype): line for line in lines}.values())
+    return read(path, Result, lambda result: (result.library, result.name, result.dtype))
 
 
 # --- one model ----------------------------------------------------------------------------------------

@@ -12,39 +12,33 @@ other sizes the first program served.  Below it stand the exceptions with their 
 from __future__ import annotations
 
 import argparse
-import json
-import logging
 import random
 import sys
-import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.sweep import append, by_library, options_of, quiet, read
 from tests.zoo.check import Result, check
-from tests.zoo.entry import LIBRARIES, Entry, entries
+from tests.zoo.entry import LIBRARIES
 
 
 def main() -> None:
     """Run what is asked for and print the table."""
     options = _options()
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    logging.disable(logging.CRITICAL)
+    quiet()
     if options.table:
         print_table(_read(options.table))
         return
     done = _read(options.jsonl) if options.resume and options.jsonl.exists() else []
     known = {(result.library, result.name, result.mode) for result in done}
     modes = ("eval", "train") if options.mode == "both" else (options.mode,)
-    chosen = list(_chosen(options))
+    chosen = [entry for listed in by_library(options, LIBRARIES) for entry in listed]
     if options.shuffle:
         random.Random(0).shuffle(chosen)
     for entry in chosen:
@@ -53,38 +47,16 @@ def main() -> None:
                 result = check(entry, mode, limit=options.limit)
                 done.append(result)
                 _tell(result)
-                if options.jsonl:
-                    with options.jsonl.open("a") as file:
-                        file.write(json.dumps(result.as_dict()) + "\n")
+                append(options.jsonl, result.as_dict())
     print_table(done)
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Compare the zoo with eager autocast.")
-    parser.add_argument("--library", action="append", choices=list(LIBRARIES), help="by default all")
-    parser.add_argument("--name", default="", help="only models with this in their name")
-    parser.add_argument("--mode", choices=("eval", "train", "both"), default="both")
-    parser.add_argument("--jsonl", type=Path, help="a line for every model and mode is appended here")
-    parser.add_argument("--resume", action="store_true", help="leave out what the file already has")
-    parser.add_argument("--shuffle", action="store_true", help="in a random order, always the same")
-    parser.add_argument("--limit", type=int, default=120, help="seconds for one model in one mode")
-    parser.add_argument("--table", type=Path, help="only print the table of this file")
-    return parser.parse_args()
-
-
-def _chosen(options: argparse.Namespace) -> Iterator[Entry]:
-    for library in options.library or LIBRARIES:
-        try:
-            listed = entries(library)
-        except ImportError as error:
-            print(f"{library} is left out: {error}")
-            continue
-        yield from (entry for entry in listed if options.name in entry.name)
+    return options_of("Compare the zoo with eager autocast.", LIBRARIES, limit=120, modes=True).parse_args()
 
 
 def _read(path: Path) -> list[Result]:
-    lines = [Result(**json.loads(line)) for line in path.read_text().splitlines()]
-    return list({(line.library, line.name, line.mode): line for line in lines}.values())
+    return read(path, Result, lambda result: (result.library, result.name, result.mode))
 
 
 def _tell(result: Result) -> None:
