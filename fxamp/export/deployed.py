@@ -92,10 +92,8 @@ class Deployed:
         Random operators draw from seed 0.  The buffers that the call writes to are put back.
         """
         if self.clamped:
-            return self._of_graph()
-        spec, leaves = flatten((self.args, self.kwargs))
-        wide = [_own(leaf, port.model) for leaf, port in zip(leaves, self.inputs, strict=True)]
-        args, kwargs = unflatten(spec, wide, [])
+            return self.of_graph()
+        args, kwargs = self.in_model_dtypes()
         model = self.original or self.frozen
         buffers = dict(model.named_buffers())
         before = {name: buffer.clone() for name, buffer in buffers.items()}
@@ -106,8 +104,15 @@ class Deployed:
                 buffers[name].copy_(buffer)
         return [self._as_agreed(value) for value in result]
 
-    def _of_graph(self) -> list[Any]:
-        """Likewise, what the graph gives that is exported."""
+    def in_model_dtypes(self) -> tuple[Any, Any]:
+        """The example as the model takes it; copies, which a call may write to."""
+        spec, leaves = flatten((self.args, self.kwargs))
+        wide = [_own(leaf, port.model) for leaf, port in zip(leaves, self.inputs, strict=True)]
+        args, kwargs = unflatten(spec, wide, [])
+        return args, kwargs
+
+    def of_graph(self) -> list[Any]:
+        """Likewise as :meth:`reference`, what the graph gives that is exported."""
         args, kwargs = copy.deepcopy((self.args, self.kwargs))
         with torch.random.fork_rng(), torch.no_grad():
             torch.manual_seed(0)

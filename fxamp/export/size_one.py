@@ -3,6 +3,9 @@
 ``torch.export`` takes a symbolic size for neither 0 nor 1 while it traces, and lets the loaded program be
 called with both.  Where the model asks whether a size is one, such a program gives other bits than the model.
 So the model is captured once more with a size of one: if it runs other operators, the artifact refuses it.
+
+A model that reads values is written the way that it has for exporters, which may call other kernels than the
+model itself.  Such a model is also run both ways with a size of one, and refuses it if the bits differ.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import operator
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import sympy
@@ -22,7 +26,8 @@ from torch.fx import Graph, Node
 from fxamp.capture.structure import flatten, unflatten
 from fxamp.capture.tracer_checks import exporter_seen
 from fxamp.errors import FxampError
-from fxamp.export.deployed import Deployed
+from fxamp.export.check import differences
+from fxamp.export.deployed import Deployed, deploy
 from fxamp.runtime.frozen_module import FrozenModule
 from fxamp.runtime.program import Program
 
@@ -33,10 +38,12 @@ def refuse_other_ones(program: ExportedProgram, deployed: Deployed) -> tuple[str
     """Write an assertion into *program* for each symbolic size that may not be one; a line for each."""
     found = []
     for symbol, (place, dim) in _symbols(program).items():
-        if program.range_constraints[symbol].lower > 2 or _serves_one(deployed, program, symbol):
+        if program.range_constraints[symbol].lower > 2:
             continue
-        _assert_not_one(program.graph, place, dim)
-        found.append(f"size {dim} of {place.name} is at least 2: for 1 the model runs other operators")
+        why = _difference_at_one(deployed, program, symbol)
+        if why:
+            _assert_not_one(program.graph, place, dim, why)
+            found.append(f"size {dim} of {place.name} is at least 2: {why}")
     if found:
         program.graph_module.recompile()
     return tuple(found)
@@ -59,24 +66,31 @@ def _symbols(program: ExportedProgram) -> dict[Any, tuple[Node, int]]:
     return {symbol: place for symbol, place in found.items() if symbol in program.range_constraints}
 
 
-def _serves_one(deployed: Deployed, program: ExportedProgram, symbol: Any) -> bool:
-    """Whether the call with *symbol* as one is made of the same operators."""
-    spec, leaves = flatten((deployed.args, deployed.kwargs))
+_OTHER_OPERATORS = "for 1 the model runs other operators"
+_OTHER_BITS = "for 1 the way that the model has for exporters gives other bits than the model"
+
+
+def _difference_at_one(deployed: Deployed, program: ExportedProgram, symbol: Any) -> str:
+    """What is not as in *program* in a call with *symbol* as one; ``""`` if nothing is."""
+    spec, leaves = flatten(deployed.in_model_dtypes())
     tensors = [node for node in _inputs(program) if isinstance(node.meta.get("val"), torch.Tensor)]
     if len(tensors) != len(leaves):
-        return False
-    wide = [leaf.to(getattr(torch, port.model)) for leaf, port in zip(leaves, deployed.inputs, strict=True)]
-    small = [_narrowed(leaf, node, symbol) for leaf, node in zip(wide, tensors, strict=True)]
-    args, kwargs = unflatten(spec, small, [])
+        return _OTHER_OPERATORS
+    small = [_narrowed(leaf, node, symbol) for leaf, node in zip(leaves, tensors, strict=True)]
     frozen = FrozenModule(deployed.frozen._tree, deployed.frozen._options, deployed.frozen._unfolded)
-    seen = nullcontext() if deployed.original is None else exporter_seen()
-    try:
-        with seen:
+    args, kwargs = unflatten(spec, small, [])
+    with nullcontext() if deployed.original is None else exporter_seen():
+        try:
             frozen.capture(*args, **kwargs)
-    except FxampError:
-        return False
-    other = frozen._runner.last
-    return other is not None and _are_alike(deployed.program, other)
+        except FxampError:
+            return _OTHER_OPERATORS
+        other = frozen._runner.last
+        if other is None or not _are_alike(deployed.program, other):
+            return _OTHER_OPERATORS
+        if deployed.original is None:
+            return ""
+        one = replace(deploy(frozen, args, kwargs, deployed.contract), original=deployed.original)
+    return _OTHER_BITS if differences(one.of_graph(), one.reference()) else ""
 
 
 def _narrowed(leaf: torch.Tensor, node: Node, symbol: Any) -> torch.Tensor:
@@ -142,7 +156,7 @@ def _same(one: Any, other: Any, pairs: dict[Node, Node]) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-def _assert_not_one(graph: Graph, place: Node, dim: int) -> None:
+def _assert_not_one(graph: Graph, place: Node, dim: int, why: str) -> None:
     last = [node for node in graph.nodes if node.op == "placeholder"][-1]
     with graph.inserting_after(last):
         size = graph.call_function(torch.ops.aten.sym_size.int, (place, dim))
@@ -150,6 +164,6 @@ def _assert_not_one(graph: Graph, place: Node, dim: int) -> None:
     with graph.inserting_after(size):
         enough = graph.call_function(operator.ge, (size, 2))
     enough.meta["val"] = size.meta["val"] >= 2
-    text = f"size {dim} of {place.name} must be at least 2: for 1 the model runs other operators"
+    text = f"size {dim} of {place.name} must be at least 2: {why}"
     with graph.inserting_after(enough):
         graph.call_function(torch.ops.aten._assert_scalar.default, (enough, text)).meta["val"] = None

@@ -298,6 +298,27 @@ def test_a_model_that_reads_values_goes_the_way_that_it_has_for_exporters(
     _assert_equal(fresh.run(file, calls), _eager(model, calls))
 
 
+@pytest.mark.parametrize(("model", "differs"), [(models.Reading, False), (models.ReadingDifferently, True)])
+def test_a_size_of_one_is_refused_where_the_way_for_exporters_gives_other_bits(
+    model: type[nn.Module], differs: bool, tmp_path: Path
+) -> None:
+    made, file, mask = _made(model), tmp_path / "model.pt2", torch.ones(3, 1).bool()
+    shapes = ({0: Dim("b")},) * 2
+    artifact = fxamp.export(
+        made, (_x(3, 8), mask), file, dtype=BF16, device_type="cpu", dynamic_shapes=shapes, check=False
+    )
+    text = "for 1 the way that the model has for exporters gives other bits than the model"
+    assert (f"size 0 of x is at least 2: {text}" in artifact.notes) is differs
+    loaded = torch.export.load(file).module()
+    with torch.no_grad():
+        for size in (1, 2) if not differs else (2,):
+            call = _call(_x(size, 8), mask[:size])
+            _assert_equal([[loaded(*call[0])]], _eager(made, [call]))
+    if differs:
+        with pytest.raises(RuntimeError, match=f"size 0 of x must be at least 2: {text}"):
+            loaded(_x(1, 8), mask[:1])
+
+
 def test_the_check_runs_in_a_process_of_its_own_and_is_told(tmp_path: Path) -> None:
     file = tmp_path / "model.pt2"
     with warnings.catch_warnings():
