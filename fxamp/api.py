@@ -12,7 +12,7 @@ from fxamp.capture.symbols import Sizes
 from fxamp.errors import ArgumentError
 from fxamp.policy import Policy
 from fxamp.runtime.amp_module import AmpModule
-from fxamp.runtime.runner import Options
+from fxamp.runtime.options import Options
 from fxamp.runtime.stand_in import device_type_of
 
 __all__ = ["convert"]

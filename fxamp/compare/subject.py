@@ -15,7 +15,7 @@ from fxamp.errors import ArgumentError
 from fxamp.ir.regions import Region
 from fxamp.policy import Policy
 from fxamp.runtime.amp_module import AmpModule, again, policy_of, source_of
-from fxamp.runtime.runner import Options
+from fxamp.runtime.options import Options
 from fxamp.runtime.stand_in import device_type_of
 
 __all__ = ["Subject", "subject_of"]

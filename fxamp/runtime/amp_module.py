@@ -20,10 +20,11 @@ from fxamp.policy.plan import Plan
 from fxamp.runtime.cost_report import CostReport, cost_report
 from fxamp.runtime.grad_scaler import GradScaler
 from fxamp.runtime.methods import bound_to, signed_like
+from fxamp.runtime.options import Options
 from fxamp.runtime.planning import plan_of
 from fxamp.runtime.program import with_code
 from fxamp.runtime.report import Report, report_on
-from fxamp.runtime.runner import Options, Runner
+from fxamp.runtime.runner import Runner
 from fxamp.runtime.stand_in import standing_in
 
 __all__ = ["AmpModule", "again", "policy_of", "source_of"]

@@ -18,7 +18,7 @@ from fxamp.runtime.amp_module import AmpModule
 from fxamp.runtime.copy_tree import copy_tree
 from fxamp.runtime.frozen_runner import FrozenRunner
 from fxamp.runtime.frozen_weights import FrozenWeights
-from fxamp.runtime.runner import Options
+from fxamp.runtime.options import Options
 
 __all__ = ["FrozenModule"]
 

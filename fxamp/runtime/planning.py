@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
+import warnings
 from collections.abc import Iterable
 
 import torch
 from torch.fx import GraphModule, Node
 
+from fxamp.errors import PlanWarning
 from fxamp.ir.facts import dtype_names
 from fxamp.ir.operators import operator_name
 from fxamp.ir.regions import run_in_region
@@ -17,7 +19,7 @@ from fxamp.policy import Policy
 from fxamp.policy.plan import Plan, PlannedGraph, PlannedOperator
 from fxamp.runtime.program import Program
 
-__all__ = ["plan_of", "planned"]
+__all__ = ["compare_with_plan", "plan_of", "planned"]
 
 _SYMBOL = re.compile(r"\b[su]\d+\b")
 
@@ -31,6 +33,31 @@ def plan_of(policy: Policy, programs: Iterable[Program]) -> Plan:
 def planned(program: Program) -> tuple[PlannedGraph, ...]:
     """The graphs of *program* as a plan has them."""
     return tuple(_graph(module, program) for module in program.modules())
+
+
+def compare_with_plan(policy: Policy, program: Program, path: str) -> tuple[str, ...]:
+    """How the graphs of *program* differ from the plan that *policy* comes from; warns if they do.
+
+    Args:
+        policy: A policy; if it comes from no plan there is nothing to differ from.
+        program: What was captured of a module.
+        path: Dotted path of the module, ``""`` for the model itself.
+    """
+    plan = policy.plan
+    if plan is None:
+        return ()
+    found: tuple[str, ...] = ()
+    for graph in planned(program):
+        differences = plan.differences(graph)
+        found += differences
+        if differences:
+            warnings.warn(
+                f"{path or 'the model'} gets another graph than in the plan, of torch {plan.torch}"
+                " (- planned, + now):\n" + "\n".join(differences),
+                PlanWarning,
+                stacklevel=5,
+            )
+    return found
 
 
 def _graph(module: GraphModule, program: Program) -> PlannedGraph:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,9 +20,6 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fxamp.capture.capture import capture
-from fxamp.capture.mirror import ChangedModelError
-from fxamp.capture.policy_dispatch import PolicyRegion
 from fxamp.capture.segments import Captured, NeedsValuesError
 from fxamp.capture.structure import Spec, flatten
 from fxamp.capture.symbols import Sizes
@@ -31,63 +28,33 @@ from fxamp.errors import (
     CaptureError,
     FrozenError,
     InvariantError,
-    PlanWarning,
     PolicyError,
     RecaptureWarning,
 )
 from fxamp.ir.regions import RealRegion, Region, observe_region
-from fxamp.policy import Policy
 from fxamp.policy.scopes import PlacedPolicy, place
 from fxamp.runtime.cast_scope import cast_scope, keep_cast
+from fxamp.runtime.eager_region import region_of_eager_code, region_of_methods
 from fxamp.runtime.eager_use import EagerUse, Onlooker
+from fxamp.runtime.failures import Failure, Failures
 from fxamp.runtime.findings import Findings
+from fxamp.runtime.options import Options
 from fxamp.runtime.override_check import check_overrides
-from fxamp.runtime.planning import planned
+from fxamp.runtime.planning import compare_with_plan
 from fxamp.runtime.program import Program, build_program
-from fxamp.runtime.recapture import ALL_FAMILIES, Cause, Recaptures, family_of, find_cause, is_limit
+from fxamp.runtime.recapture import Cause, Recaptures, family_of, find_cause
+from fxamp.runtime.recording import Recording
 from fxamp.runtime.shadow import shadow_of
 from fxamp.runtime.signature import Latest, are_plain, signature
 from fxamp.runtime.walk import Walk
 from fxamp.runtime.watch import ModuleWatch
 
-__all__ = ["Failure", "Options", "Runner"]
+__all__ = ["Runner"]
 
 _MOST_BRANCHES = 32  # ways on from one segment
 _USED_OUTSIDE = "eager code outside of this module uses its weights too"
 _LEAF_SPEC: Spec = ("leaf",)
 _ONE_TENSOR: Spec = (tuple, ((tuple, (_LEAF_SPEC,)), (dict, ())))
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a model is converted.
-
-    Attributes:
-        policy: Which operators are cast.
-        sizes: Which sizes are symbolic; once a signature is seen with other sizes, all are.
-        dynamic_shapes: The user's own choice of symbolic sizes, as for ``torch.export``.
-        recapture_limit: How often calls that differ only in values are captured; others run eagerly.
-    """
-
-    policy: Policy
-    sizes: Sizes = Sizes.LEADING
-    dynamic_shapes: Any = None
-    recapture_limit: int = 16
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why calls of a signature are not captured.
-
-    Attributes:
-        reason: For people.
-        whole: Whether the module must run as it is, since Dynamo, which it uses, does not know shadows.
-        passing: Whether another try may succeed: the call did to the model what a first call does.
-    """
-
-    reason: str
-    whole: bool = False
-    passing: bool = False
 
 
 class Runner:
@@ -120,11 +87,10 @@ class Runner:
         self.placed: PlacedPolicy | None = parent.placed if parent is not None else _placed(options, function)
         self.children: dict[int, Runner] = {}
         self.programs: dict[Any, list[Program]] = {}
-        self.failures: dict[Any, Failure] = {}
+        self.failures = Failures()
         self.last: Program | None = None
         self._latest: Latest | None = None
         self._surveyed: set[Any] = set()
-        self._forgiven: set[Any] = set()
         self._changed: Cause | None = None
         self._lock = threading.RLock()
         self._watch = self._new_watch()
@@ -178,16 +144,16 @@ class Runner:
         """Capture the call, and run it: its last segment if the others had to be run to capture it."""
         looking_on = bool(self.path) and self._use.surveying
         walk = None if looking_on else self._walk(spec, leaves, region, (args, kwargs))
-        known = self._failed(key) in self.failures
+        known = self.failures.has(key)
         with cast_scope(), self._overrides_checked(key):
             program = self._capture(key, spec, leaves, region, walk)
             if program is not None and not (walk is not None and walk.begun):
                 self._check_overrides()  # before anything runs
-            if program is None and looking_on and self._failed(key) not in self.failures:
+            if program is None and looking_on and not self.failures.has(key):
                 return self._look_on(args, kwargs, region)
             if program is None:
                 try:
-                    return self._run_eagerly(self._failed(key), args, kwargs, region)
+                    return self._run_eagerly(self.failures.scope_of(key), args, kwargs, region)
                 except Exception:
                     if not known:  # it may be the call that is at fault, not the model
                         self.failures.pop(key, None)
@@ -217,32 +183,20 @@ class Runner:
         self.failures[key] = Failure(reason)
 
     def _walk(self, spec: Spec, leaves: list[torch.Tensor], region: Region, call: Any) -> Walk:
+        recording = self._recording(spec, leaves, region)
+
         def record(walk: Walk, sizes: Sizes) -> Captured:
-            return self._record(spec, leaves, region, sizes, walk)
+            return self._record(recording, sizes, walk)
 
         return Walk(leaves, call, self._build, record)
 
-    def _record(
-        self, spec: Spec, leaves: list[torch.Tensor], region: Region, sizes: Sizes, walk: Walk | None
-    ) -> Captured:
-        with self._lock:
-            shapes = None if self.path else self.options.dynamic_shapes  # said of the model's arguments
-            captured = capture(self.function, spec, leaves, region, sizes, shapes, walk, self.placed)
-            self.findings.add(captured, self._without_overrides(spec, leaves, region, sizes))
-            return captured
+    def _recording(self, spec: Spec, leaves: list[torch.Tensor], region: Region) -> Recording:
+        shapes = None if self.path else self.options.dynamic_shapes  # said of the model's arguments
+        return Recording(self.function, spec, leaves, region, shapes)
 
-    def _without_overrides(
-        self, spec: Spec, leaves: list[torch.Tensor], region: Region, sizes: Sizes
-    ) -> Captured | None:
-        """The same call recorded under the policy's table alone; ``None`` where that cannot be."""
-        if self.placed is None or not self.placed.policy.overrides:
-            return None
-        bare = place(replace(self.placed.policy, overrides=()), self.function)
-        try:
-            shapes = None if self.path else self.options.dynamic_shapes  # said of the model's arguments
-            return capture(self.function, spec, leaves, region, sizes, shapes, None, bare)
-        except (CaptureError, PolicyError):
-            return None
+    def _record(self, recording: Recording, sizes: Sizes, walk: Walk | None) -> Captured:
+        with self._lock:
+            return recording.make(sizes, walk, self.placed, self.findings)
 
     def _build(self, captured: Captured, sizes: Sizes, *, alone: bool) -> Program:
         keep = keep_cast if self.path or not alone else None
@@ -309,15 +263,15 @@ class Runner:
             program, _ = self._find(key, leaves)  # another thread may have been faster
             if program is not None:
                 return program
-            self._forgive(key)
-            refused = self._failed(key) in self.failures or self._is_uninitialized()
+            self.failures.forgive(key)
+            refused = self.failures.has(key) or self._is_uninitialized()
             if refused or not self._may_capture(key, leaves):
                 return None
             try:
                 self._refuse_hooks()
                 sizes = self._sizes(key, leaves)
                 if walk is None:
-                    captured = self._record(spec, leaves, region, sizes, None)
+                    captured = self._record(self._recording(spec, leaves, region), sizes, None)
                     program = self._build(captured, sizes, alone=True)
                 else:
                     program = walk.explore(sizes)
@@ -325,8 +279,7 @@ class Runner:
                 if walk is None and isinstance(error, NeedsValuesError):
                     self.recaptures.withdraw(self.path, family_of(key))
                     return None  # they come with the first real call
-                passing = isinstance(error, ChangedModelError)
-                self.failures[key] = Failure(str(error), _is_from_dynamo(error), passing)
+                self.failures[key] = Failure.of(error)
             except (PolicyError, InvariantError, ArgumentError, FrozenError):
                 self.recaptures.withdraw(self.path, family_of(key))
                 raise
@@ -340,30 +293,8 @@ class Runner:
                     walk.undo()
                 return None
             self._keep(key, walk.path[0] if walk is not None and walk.path else program)
-            self._compare_with_plan(program)
+            self.findings.plan_differences += compare_with_plan(self.options.policy, program, self.path)
             return program
-
-    def _compare_with_plan(self, program: Program) -> None:
-        plan = self.options.policy.plan
-        if plan is None:
-            return
-        for graph in planned(program):
-            differences = plan.differences(graph)
-            if differences:
-                self.findings.plan_differences += differences
-                warnings.warn(
-                    f"{self.path or 'the model'} gets another graph than in the plan, of torch {plan.torch}"
-                    f" (- planned, + now):\n" + "\n".join(differences),
-                    PlanWarning,
-                    stacklevel=5,
-                )
-
-    def _forgive(self, key: Any) -> None:
-        """Let a call be captured that could not be because it set attributes, as a first call may; once."""
-        failure = self.failures.get(key)
-        if failure is not None and failure.passing and key not in self._forgiven:
-            self._forgiven.add(key)
-            del self.failures[key]
 
     def _keep(self, key: Any, program: Program) -> None:
         """Put *program* first among those of its signature."""
@@ -381,13 +312,6 @@ class Runner:
         self.failures[scope] = Failure(reason, whole=any(f.whole for f in self.failures.values()))
         warnings.warn(reason, RecaptureWarning, stacklevel=5)
         return False
-
-    def _failed(self, key: Any) -> Any:
-        """Under which key the failure of a call is kept: its own, or one for all of its kind."""
-        if key in self.failures or not any(map(is_limit, self.failures)):
-            return key
-        family = family_of(key)
-        return family if family in self.failures else ALL_FAMILIES if ALL_FAMILIES in self.failures else key
 
     @contextmanager
     def _overrides_checked(self, key: Any) -> Iterator[None]:
@@ -410,7 +334,7 @@ class Runner:
         """Set the recapture limit of this runner and those below."""
         for runner in self.tree():
             runner.options = replace(runner.options, recapture_limit=limit)
-            runner.failures = {key: why for key, why in runner.failures.items() if not is_limit(key)}
+            runner.failures.lift_limits()
 
     def _sizes(self, key: Any, leaves: list[torch.Tensor]) -> Sizes:
         other_sizes = any(not program.guard.holds(leaves) for program in self.programs.get(key, ()))
@@ -446,24 +370,12 @@ class Runner:
             stack.enter_context(self._region_of_eager_code(region))
             return function(*args, **kwargs)
 
-    def _region_of_eager_code(self, region: Region) -> AbstractContextManager[object]:
-        """What the module's own Python runs in."""
-        if self.placed is not None:
-            return self._under_policy(region, self.placed)
-        return nullcontext() if self.path else region.context()
-
-    @contextmanager
-    def _under_policy(self, region: Region, placed: PlacedPolicy) -> Iterator[None]:
-        scopes = placed.scopes.get(id(self.function), frozenset())
-        with PolicyRegion(region, placed, (self.path,), scopes, keep_cast).context() as dispatch:
-            yield
-        self.findings.meant |= dispatch.meant
-
     def region_of_methods(self, region: Region) -> RealRegion:
         """What methods of the model other than ``forward`` run in."""
-        if self.placed is None:
-            return region
-        return PolicyRegion(region, self.placed, keep=keep_cast)
+        return region_of_methods(region, self.placed)
+
+    def _region_of_eager_code(self, region: Region) -> AbstractContextManager[object]:
+        return region_of_eager_code(region, self.placed, self.function, self.path, self.findings)
 
     def _look_on(self, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
         """Run a module below an eager piece by its own Python, children included."""
@@ -496,7 +408,8 @@ class Runner:
                 text = self._watch.difference() or "the modules changed"
                 self._changed = Cause(text, "convert the model again once it has its final form")
             self.placed = self.placed and _placed(self.options, self.function)
-            self.programs, self.failures, self.children = {}, {}, {}
+            self.programs, self.children = {}, {}
+            self.failures.clear()
             self.last, self._latest, self._surveyed = None, None, set()
             self._watch = self._new_watch()
 
@@ -507,7 +420,7 @@ class Runner:
     @property
     def needs_first_call(self) -> bool:
         """Whether a call could be captured only after one had set attributes of the model."""
-        return any(runner._forgiven - runner.failures.keys() for runner in self.tree())
+        return any(runner.failures.forgiven - runner.failures.keys() for runner in self.tree())
 
     def used_by(self, paths: set[str]) -> set[int]:
         """The parameters, by ``id``, that the eager code of the modules at *paths* uses."""
@@ -521,11 +434,3 @@ class Runner:
 def _placed(options: Options, function: object) -> PlacedPolicy | None:
     """The policy on the model, where torch's own autocast does not do."""
     return None if options.policy.is_torchs_own else place(options.policy, function)
-
-
-def _is_from_dynamo(error: BaseException | None) -> bool:
-    while error is not None:
-        if type(error).__module__.startswith("torch._dynamo"):
-            return True
-        error = error.__cause__ or error.__context__  # a refusal within Dynamo, which it gave another form
-    return False
