@@ -115,7 +115,7 @@ class Runner:
         ):
             tensors = latest.program.tensors()
             if tensors is not None:
-                return latest.program.run(args, tensors, (args, kwargs))
+                return self._serve(latest.program, list(args), tensors, latest.key, args, kwargs, region)
         return self._call(args, kwargs, region)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
@@ -131,12 +131,25 @@ class Runner:
         if not self._may_run(program):
             return self._run_beside(program, key, args, kwargs, region)
         self.last = program
-        if program.operator is not None:
-            walk = self._walk(spec, leaves, region, (args, kwargs))
-            return self._run_segments(walk, lambda: walk.run(program, tensors), key, args, kwargs, region)
         if not kwargs and are_plain(args):
-            self._latest = Latest(args, region, self._watch, program)
-        return program.run(leaves, tensors, (args, kwargs))
+            self._latest = Latest(args, region, self._watch, program, key)
+        return self._serve(program, leaves, tensors, key, args, kwargs, region)
+
+    def _serve(
+        self,
+        program: Program,
+        leaves: list[torch.Tensor],
+        tensors: Any,
+        key: Any,
+        args: Any,
+        kwargs: Any,
+        region: Region,
+    ) -> Any:
+        """The result of a call with the signature *key*, which is, or begins with, *program*."""
+        if program.operator is None:
+            return program.run(leaves, tensors, (args, kwargs))
+        walk = self._walk(key[0], leaves, region, (args, kwargs))
+        return self._run_segments(walk, lambda: walk.run(program, tensors), key, args, kwargs, region)
 
     def _first_call(
         self, key: Any, spec: Spec, leaves: list[torch.Tensor], args: Any, kwargs: Any, region: Region
@@ -174,19 +187,18 @@ class Runner:
             result = self._run_eagerly(key, args, kwargs, region)
             self._give_up(key, str(error))
             return result
-        if any(len(program.branches) > _MOST_BRANCHES for program in walk.path):
+        if walk.explored and any(len(program.branches) > _MOST_BRANCHES for program in walk.path):
             self._give_up(key, f"what the model reads from tensors took it more than {_MOST_BRANCHES} ways")
         return result
 
     def _give_up(self, key: Any, reason: str) -> None:
         self.programs.pop(key, None)
         self.failures[key] = Failure(reason)
+        self._latest = None
 
     def _walk(self, spec: Spec, leaves: list[torch.Tensor], region: Region, call: Any) -> Walk:
-        recording = self._recording(spec, leaves, region)
-
         def record(walk: Walk, sizes: Sizes) -> Captured:
-            return self._record(recording, sizes, walk)
+            return self._record(self._recording(spec, leaves, region), sizes, walk)
 
         return Walk(leaves, call, self._build, record)
 

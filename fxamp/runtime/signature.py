@@ -71,9 +71,14 @@ class Latest:
     """
 
     def __init__(
-        self, args: tuple[torch.Tensor, ...], region: Region, watch: ModuleWatch | None, program: Program
+        self,
+        args: tuple[torch.Tensor, ...],
+        region: Region,
+        watch: ModuleWatch | None,
+        program: Program,
+        key: Any,
     ) -> None:
-        self.program = program
+        self.program, self.key = program, key
         self._count = len(args)
         self._alike = tensor_check(args)
         self._region, self._watch = region, watch

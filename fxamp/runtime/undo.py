@@ -22,8 +22,7 @@ class Undo:
     def __init__(self) -> None:
         self._saved: dict[int, _Value] = {}
         self._random = torch.get_rng_state()
-        initialized = torch.cuda.is_available() and torch.cuda.is_initialized()
-        self._cuda = torch.cuda.get_rng_state_all() if initialized else []
+        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
 
     def save(self, tensors: Iterable[torch.Tensor]) -> None:
         """Keep the values of *tensors*, those that are about to be written to, perhaps."""

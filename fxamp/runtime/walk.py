@@ -38,6 +38,7 @@ class Walk:
     Attributes:
         path: The programs that the call has gone through.
         following: Whether the call has begun with programs that were there already.
+        explored: Whether anything was recorded for it.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Walk:
         self._started = False
         self._sizes = Sizes.FIXED
         self._position = 0
-        self.following = False
+        self.following = self.explored = False
         self._positions: list[tuple[tuple[int, str], ...]] = []
 
     @property
@@ -89,7 +90,7 @@ class Walk:
         Args:
             sizes: Which are symbolic; where the call has begun, those of its first program.
         """
-        self.following = bool(self.path)
+        self.following, self.explored = bool(self.path), True
         self._sizes = self.path[0].sizes if self.path else sizes
         captured = self._record(self, self._sizes)
         program = self._attach(captured)
