@@ -17,7 +17,7 @@ COMMANDS = [text.strip() for language, text in BLOCKS if not language and text.s
 def test_the_two_commands_stand_there_and_no_other() -> None:
     assert COMMANDS == [
         "pip install -e '.[demo]' && python -m fxamp demo",
-        "pip install -e '.[test]' && pytest",
+        "pip install -e '.[test]' && pytest -n auto --maxprocesses 4",
     ]
 
 

@@ -298,6 +298,16 @@ def test_a_model_that_reads_values_goes_the_way_that_it_has_for_exporters(
     _assert_equal(fresh.run(file, calls), _eager(model, calls))
 
 
+def test_a_way_for_exporters_that_gives_other_bits_is_refused_as_the_models_own(tmp_path: Path) -> None:
+    model, file = _made(models.ReadingDifferently), tmp_path / "model.pt2"
+    call = (_x(1, 8), torch.ones(1, 1).bool())
+    with pytest.raises(
+        ExportError, match=r"the way that it has for exporters gives other bits[\s\S]*result 0"
+    ):
+        fxamp.export(model, call, file, dtype=BF16, device_type="cpu")
+    assert not file.exists()
+
+
 @pytest.mark.parametrize(("model", "differs"), [(models.Reading, False), (models.ReadingDifferently, True)])
 def test_a_size_of_one_is_refused_where_the_way_for_exporters_gives_other_bits(
     model: type[nn.Module], differs: bool, tmp_path: Path

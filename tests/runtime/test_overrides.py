@@ -26,6 +26,13 @@ CPU = Policy.native("cpu", BF16)
 X = torch.linspace(-2, 2, 24).reshape(3, 8)
 
 
+def named(value: object) -> str:
+    """The name of a test: the same in every process, without the address of a function."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={named(item)}" for key, item in value.items())
+    return getattr(value, "__name__", None) or str(value)
+
+
 def make(cls: Callable[[], nn.Module]) -> nn.Module:
     torch.manual_seed(0)
     return cls()
@@ -89,7 +96,7 @@ def in_second(site: Site) -> bool:
         {"where": in_second},
         {"where": in_second, "op": torch.ops.aten.linear.default},
     ],
-    ids=str,
+    ids=named,
 )
 def test_a_layer_is_kept_in_float32_by_every_selector(selection: dict[str, Any]) -> None:
     amp = same_as(CPU.keep("float32", **selection), make(Two), make(TwoByHand))
@@ -124,7 +131,7 @@ class MixedNormInFloat32(Mixed):
         {"op": "aten::layer_norm"},
         {"op": "torch.nn.functional.layer_norm"},
     ],
-    ids=str,
+    ids=named,
 )
 def test_a_class_of_modules_is_kept_in_float32(selection: dict[str, Any]) -> None:
     same_as(CPU.keep("float32", **selection), make(Mixed), make(MixedNormInFloat32))
@@ -169,7 +176,7 @@ class LossLow(Loss):
             return functional.mse_loss(h, torch.zeros_like(h))
 
 
-@pytest.mark.parametrize("selection", [{"op": functional.mse_loss}, {"op": "aten::mse_loss"}], ids=str)
+@pytest.mark.parametrize("selection", [{"op": functional.mse_loss}, {"op": "aten::mse_loss"}], ids=named)
 def test_what_autocast_computes_in_float32_is_forced_low(selection: dict[str, Any]) -> None:
     amp = same_as(CPU.force("low", **selection), make(Loss), make(LossLow))
     assert amp(X).dtype is BF16
@@ -300,7 +307,7 @@ class CompositeByHand(Composite):
             return super().forward(x)
 
 
-@pytest.mark.parametrize("op", ["aten::bmm", "aten::einsum", torch.functional.einsum], ids=str)
+@pytest.mark.parametrize("op", ["aten::bmm", "aten::einsum", torch.functional.einsum], ids=named)
 def test_an_override_reaches_into_a_composite_operator(op: Any) -> None:
     amp = same_as(CPU.keep("float32", op=op), make(Composite), make(CompositeByHand))
     assert amp(X).dtype is F32
@@ -611,7 +618,7 @@ def test_torch_compile_takes_overrides_of_operators() -> None:
 
 
 @pytest.mark.parametrize(
-    "selection", [{"module": "second"}, {"where": "m.py:3"}, {"op": functional.layer_norm}], ids=str
+    "selection", [{"module": "second"}, {"where": "m.py:3"}, {"op": functional.layer_norm}], ids=named
 )
 def test_torch_compile_refuses_overrides_by_place(selection: dict[str, Any]) -> None:
     policy = CPU.keep("float32", **selection)
