@@ -1,0 +1,90 @@
+"""How one tensor is computed from others that a graph reads: a graph of its own, and a key to share it by.
+
+The operators are those of the graph that it was cut from, in their order, with their very arguments.  So what
+it computes has the same bits, and two derivations with one key that are given the same tensors compute the
+same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch.fx import Graph, Node
+
+__all__ = ["Derivation", "above", "derivation_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class Derivation:
+    """The computation of one tensor.
+
+    Attributes:
+        graph: It reads *sources* and nothing else, in that order, and its one output is the tensor.
+        sources: The targets of the ``get_attr`` nodes, as in the graph that it was cut from.
+        key: The operators with their arguments; a tensor is the number of the source or operator that it
+            comes from.
+    """
+
+    graph: Graph
+    sources: tuple[str, ...]
+    key: Hashable
+
+    def result(self) -> Node:
+        """The node that the tensor is the value of."""
+        ((node,),) = self.graph.output_node().args  # type: ignore[misc]
+        assert isinstance(node, Node)
+        return node
+
+    def up_to(self, node: Node) -> Graph:
+        """A graph that reads the same sources and gives the value of *node*, one of its own, instead."""
+        graph, copies = Graph(), dict[Node, Node]()
+        graph.graph_copy(self.graph, copies)
+        graph.output((copies[node],))
+        graph.eliminate_dead_code(lambda each: each.op != "call_function")
+        return graph
+
+
+def derivation_of(result: Node, order: Mapping[Node, int]) -> Derivation:
+    """How *result* is computed from the ``get_attr`` nodes above it.
+
+    Args:
+        result: A node that no input of its graph is above of.
+        order: The place of each node in its graph.
+    """
+    calls = sorted((node for node in above(result) if node.op != "get_attr"), key=order.__getitem__)
+    sources = dict.fromkeys(given for call in calls for given in call.all_input_nodes if given.op == "get_attr")
+    numbers = {node: ("source", index) for index, node in enumerate(sources)}
+    numbers |= {node: ("call", index) for index, node in enumerate(calls)}
+    graph, copies = Graph(), dict[Node, Node]()
+    for node in (*sources, *calls):
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+        copies[node].meta.pop("val", None)  # no fake tensor is to live on in it
+    graph.output((copies[result],))
+    key = tuple((call.target, _frozen(call.args, numbers), _frozen(call.kwargs, numbers)) for call in calls)
+    return Derivation(graph, tuple(str(node.target) for node in sources), key)
+
+
+def above(node: Node) -> set[Node]:
+    """*node* and all that it is computed from."""
+    found, waiting = {node}, [node]
+    while waiting:
+        new = set(waiting.pop().all_input_nodes) - found
+        found |= new
+        waiting += new
+    return found
+
+
+def _frozen(value: Any, numbers: Mapping[Node, tuple[str, int]]) -> Hashable:
+    """*value* in a form that can be compared, NaN and -0.0 too."""
+    if isinstance(value, Node):
+        return numbers[value]
+    if isinstance(value, dict):
+        return tuple((name, _frozen(item, numbers)) for name, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return tuple(_frozen(item, numbers) for item in value)
+    if isinstance(value, slice):
+        return ("slice", *(_frozen(item, numbers) for item in (value.start, value.stop, value.step)))
+    return type(value), repr(value)
+
