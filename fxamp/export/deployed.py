@@ -270,7 +270,8 @@ def _with_weights(graph: Graph, source: GraphModule, parameters: dict[str, Any])
         value = _attribute(source, str(node.target))
         rounded = node.meta.get("rounded")
         name = rounded[0] if rounded is not None and rounded[0] not in used else str(node.target)
-        if isinstance(value, torch.Tensor) and (name in parameters or rounded is not None):
+        is_weight = name in parameters or rounded is not None or _is_of(node, parameters)
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and is_weight:
             value = nn.Parameter(value.detach(), requires_grad=False)
         attributes[name] = value
         node.target = name

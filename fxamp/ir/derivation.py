@@ -7,7 +7,7 @@ same.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,12 +37,14 @@ class Derivation:
         assert isinstance(node, Node)
         return node
 
-    def up_to(self, node: Node) -> Graph:
-        """A graph that reads the same sources and gives the value of *node*, one of its own, instead."""
+    def without(self, casts: Iterable[Node]) -> Graph:
+        """A graph that computes the same but for *casts*, nodes of its own, which it leaves out."""
         graph, copies = Graph(), dict[Node, Node]()
-        graph.graph_copy(self.graph, copies)
-        graph.output((copies[node],))
-        graph.eliminate_dead_code(lambda each: each.op != "call_function")
+        graph.output(graph.graph_copy(self.graph, copies))
+        for cast in casts:
+            source = cast.args[0]
+            assert isinstance(source, Node)
+            copies[cast].replace_all_uses_with(copies[source])
         return graph
 
 

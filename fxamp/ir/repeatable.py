@@ -1,7 +1,7 @@
 """Which operators give the same bits each time that they are given the same tensors.
 
-An operator of ATen does if its schema says that it writes to nothing, if torch does not mark it as random or
-as one whose result has a size that only values tell, and if it is none of the few below.  Of an operator from
+An operator of ATen does if its schema says that it writes to nothing, if torch does not mark it as random, or
+as one that reads values on the host, and if it is none of the few below.  Of an operator from
 elsewhere nobody knows.
 """
 
@@ -59,8 +59,7 @@ LEFT_OUT: Mapping[str, str] = MappingProxyType({
 _TAGS = (
     torch.Tag.nondeterministic_seeded,
     torch.Tag.nondeterministic_bitwise,
-    torch.Tag.data_dependent_output,
-    torch.Tag.dynamic_output_shape,
+    torch.Tag.data_dependent_output,  # it reads values on the host
 )
 
 

@@ -20,8 +20,9 @@ from torch.fx import Node
 from fxamp.errors import InvariantError
 from fxamp.ir.derivation import Derivation
 from fxamp.ir.facts import Fact
-from fxamp.ir.operators import is_to_dtype
+from fxamp.ir.operators import is_plain_cast
 from fxamp.ir.where import locate
+from fxamp.passes.movements import moved_inputs
 from fxamp.runtime.lower import lower
 
 __all__ = ["Derived", "DerivedWeights", "has_version"]
@@ -56,12 +57,9 @@ class Derived:
                 self.value.copy_(self._computed(self._run))
 
     def unrounded(self) -> torch.Tensor | None:
-        """What is rounded in its last step, computed now; ``None`` if that is no cast."""
-        result = self._derivation.result()
-        if not is_to_dtype(result) or not isinstance(result.args[0], Node):
-            return None
-        graph = self._derivation.up_to(result.args[0])
-        return self._computed(lower(graph).run)
+        """The tensor without its casts, computed now; ``None`` where something computes with what they give."""
+        casts = _last_casts(self._derivation.result())
+        return None if casts is None else self._computed(lower(self._derivation.without(casts)).run)
 
     def _now(self) -> list[int]:
         return list(map(_VERSION, self.sources))
@@ -102,6 +100,16 @@ def has_version(tensor: torch.Tensor) -> bool:
     """Whether a plain *tensor* tells that it was written to."""
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
     return plain and not tensor.is_inference()
+
+
+def _last_casts(node: Node) -> list[Node] | None:
+    """The casts whose results *node* only moves; ``None`` where it moves anything else."""
+    if is_plain_cast(node):
+        return [node]
+    found = [_last_casts(moved) for moved in moved_inputs(node) or ()]
+    if not found or None in found:
+        return None
+    return [cast for casts in found if casts is not None for cast in casts]
 
 
 def _check(node: Node, value: torch.Tensor) -> None:

@@ -92,7 +92,9 @@ class FrozenWeights:
         for node in filter(is_source, module.graph.nodes):
             if "derived" in node.meta:
                 given = [read[target] for target in node.meta["derived"].sources]
-                found[node] = Constant(self._derived.of(node, given).value)
+                derived = self._derived.of(node, given)
+                found[node] = Constant(derived.value)
+                node.meta["unrounded"] = derived.unrounded
             else:
                 found[node] = sources.get(node) or Constant(read[str(node.target)])
         return found
