@@ -282,6 +282,14 @@ def _with_weights(graph: Graph, source: GraphModule, parameters: dict[str, Any])
     return module
 
 
+def _is_of(node: Node, parameters: dict[str, Any]) -> bool:
+    """Whether *node* is what was computed from a weight, which may be a rounded copy of one."""
+    if "derived" not in node.meta:
+        return False
+    sources = node.meta["derived"].graph.find_nodes(op="get_attr")
+    return any("rounded" in source.meta or source.target in parameters for source in sources)
+
+
 def _attribute(module: nn.Module, target: str) -> Any:
     path, _, name = target.rpartition(".")
     return getattr(module.get_submodule(path), name)

@@ -14,7 +14,7 @@ What programs compute of weights and constants alone is beside them, too: comput
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -82,7 +82,7 @@ class FrozenWeights:
         casts.run(module.graph)
         watch(casts, module)
         read = self._read(module.graph, tensors)
-        read |= {str(n.target): s.tensor for n, s in sources.items() if isinstance(s, Constant)}
+        read |= {str(node.target): tensor for node, tensor in _constants(sources)}
         changing = {*written, *(tensors.keys() - foldable.keys())}
         fixed = {target for target, tensor in read.items() if target not in changing and has_version(tensor)}
         arithmetic = FoldWeightArithmetic(frozenset(fixed))
@@ -224,6 +224,14 @@ class FrozenTensors:
     def difference(self) -> str:
         """What has changed, for people; ``""`` if nothing has."""
         return "" if self._watch is None else self._watch.difference()
+
+
+def _constants(sources: Mapping[Node, Source]) -> Iterator[tuple[Node, torch.Tensor]]:
+    """The constants that are no weights of some module which is no part of the model."""
+    for node, source in sources.items():
+        if isinstance(source, Constant) and type(source.tensor) is torch.Tensor:
+            if not source.tensor.requires_grad:
+                yield node, source.tensor
 
 
 def _may_change(source: Source) -> bool:
