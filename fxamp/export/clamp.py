@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from fxamp.export.fits import Kind, Unfit, before_rounding, find
 from fxamp.ir.operators import set_argument

@@ -160,7 +160,7 @@ def find(
 def _tensor(
     module: GraphModule, node: Node, weights: Mapping[str, torch.Tensor]
 ) -> Iterator[tuple[Unfit, Spot]]:
-    name, target = str(node.target), str(node.target)
+    name = str(node.target)
     if "rounded" in node.meta:
         name, dtype = node.meta["rounded"]
         ways = {dtype: [Landing(node, dtype)]}

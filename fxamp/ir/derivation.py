@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
-__all__ = ["Derivation", "above", "derivation_of"]
+__all__ = ["Derivation", "derivation_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +33,7 @@ class Derivation:
 
     def result(self) -> Node:
         """The node that the tensor is the value of."""
-        ((node,),) = self.graph.output_node().args  # type: ignore[misc]
-        assert isinstance(node, Node)
+        (node,) = self.graph.output_node().all_input_nodes
         return node
 
     def without(self, casts: Iterable[Node]) -> Graph:
@@ -48,15 +47,17 @@ class Derivation:
         return graph
 
 
-def derivation_of(result: Node, order: Mapping[Node, int]) -> Derivation:
-    """How *result* is computed from the ``get_attr`` nodes above it.
+def derivation_of(result: Node, parts: Iterable[Node]) -> Derivation:
+    """How *result* is computed from ``get_attr`` nodes.
 
     Args:
-        result: A node that no input of its graph is above of.
-        order: The place of each node in its graph.
+        result: One of *parts*.
+        parts: In their order, all nodes that its value comes from.
     """
-    calls = sorted((node for node in above(result) if node.op != "get_attr"), key=order.__getitem__)
-    sources = dict.fromkeys(given for call in calls for given in call.all_input_nodes if given.op == "get_attr")
+    calls = [node for node in parts if node.op != "get_attr"]
+    sources = dict.fromkeys(
+        given for call in calls for given in call.all_input_nodes if given.op == "get_attr"
+    )
     numbers = {node: ("source", index) for index, node in enumerate(sources)}
     numbers |= {node: ("call", index) for index, node in enumerate(calls)}
     graph, copies = Graph(), dict[Node, Node]()
@@ -65,17 +66,7 @@ def derivation_of(result: Node, order: Mapping[Node, int]) -> Derivation:
         copies[node].meta.pop("val", None)  # no fake tensor is to live on in it
     graph.output((copies[result],))
     key = tuple((call.target, _frozen(call.args, numbers), _frozen(call.kwargs, numbers)) for call in calls)
-    return Derivation(graph, tuple(str(node.target) for node in sources), key)
-
-
-def above(node: Node) -> set[Node]:
-    """*node* and all that it is computed from."""
-    found, waiting = {node}, [node]
-    while waiting:
-        new = set(waiting.pop().all_input_nodes) - found
-        found |= new
-        waiting += new
-    return found
+    return Derivation(graph, tuple(str(node.target) for node in sources), (key, numbers[result]))
 
 
 def _frozen(value: Any, numbers: Mapping[Node, tuple[str, int]]) -> Hashable:
@@ -89,4 +80,3 @@ def _frozen(value: Any, numbers: Mapping[Node, tuple[str, int]]) -> Hashable:
     if isinstance(value, slice):
         return ("slice", *(_frozen(item, numbers) for item in (value.start, value.stop, value.step)))
     return type(value), repr(value)
-

@@ -1,7 +1,7 @@
 """Which operators give the same bits each time that they are given the same tensors.
 
-An operator of ATen does if its schema says that it writes to nothing, if torch does not mark it as random, or
-as one that reads values on the host, and if it is none of the few below.  Of an operator from
+An operator of ATen does if torch does not mark it as random, or as one that reads values on the host, and if
+it is none of the few below.  What it writes to must be plain: its first argument.  Of an operator from
 elsewhere nobody knows.
 """
 
@@ -56,21 +56,31 @@ LEFT_OUT: Mapping[str, str] = MappingProxyType({
 })
 # fmt: on
 
+_RESHAPE = frozenset({"set_", "resize_", "resize_as_", "requires_grad_"})
 _TAGS = (
     torch.Tag.nondeterministic_seeded,
     torch.Tag.nondeterministic_bitwise,
     torch.Tag.data_dependent_output,  # it reads values on the host
+    torch.Tag.inplace_view,  # it changes what other nodes say of their sizes
 )
 
 
 @cache
 def is_repeatable(target: OpOverload) -> bool:
-    """Whether *target* writes to nothing and gives the same bits each time, with the same settings of torch.
+    """Whether *target* gives the same bits each time, with the same settings of torch.
 
-    Settings are the number of threads and the flags of the back ends, which a kernel may choose the order of
-    a sum by.
+    One that writes may do so to its first argument alone, which is its result.  Settings are the number of
+    threads and the flags of the back ends, which a kernel may choose the order of a sum by.
     """
-    if target.namespace != "aten" or target._schema.is_mutable:
-        return False
     name = target.name().removeprefix("aten::").partition(".")[0]
-    return name not in LEFT_OUT and not any(tag in target.tags for tag in _TAGS)
+    if target.namespace != "aten" or (target._schema.is_mutable and not _gives_what_it_writes(target)):
+        return False
+    return name.removesuffix("_") not in LEFT_OUT and not any(tag in target.tags for tag in _TAGS)
+
+
+def _gives_what_it_writes(target: OpOverload) -> bool:
+    """Whether *target* writes to its first argument, to no other, and gives that as it lies."""
+    schema = target._schema
+    written = [given.name for given in schema.arguments if given.alias_info and given.alias_info.is_write]
+    name = schema.name.removeprefix("aten::")
+    return written == [schema.arguments[0].name] and name.endswith("_") and name not in _RESHAPE

@@ -20,7 +20,7 @@ from torch.fx import Node
 from fxamp.errors import InvariantError
 from fxamp.ir.derivation import Derivation
 from fxamp.ir.facts import Fact
-from fxamp.ir.operators import is_plain_cast
+from fxamp.ir.operators import is_impure, is_plain_cast
 from fxamp.ir.where import locate
 from fxamp.passes.movements import moved_inputs
 from fxamp.runtime.lower import lower
@@ -57,8 +57,9 @@ class Derived:
                 self.value.copy_(self._computed(self._run))
 
     def unrounded(self) -> torch.Tensor | None:
-        """The tensor without its casts, computed now; ``None`` where something computes with what they give."""
-        casts = _last_casts(self._derivation.result())
+        """The tensor without its casts, computed now; ``None`` if anything computes with what they give."""
+        written = any(node.op == "call_function" and is_impure(node) for node in self._derivation.graph.nodes)
+        casts = None if written else _last_casts(self._derivation.result())
         return None if casts is None else self._computed(lower(self._derivation.without(casts)).run)
 
     def _now(self) -> list[int]:

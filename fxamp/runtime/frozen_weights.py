@@ -204,7 +204,8 @@ class FrozenTensors:
         derived: Sequence[Derived],
     ) -> None:
         self._tensors = [holder[name] for holder, name in slots]
-        self._changing, self._kept = tuple(changing), (*copies, *derived)  # copies first: others read them
+        self._changing = tuple(changing)
+        self._kept: tuple[_Copy | Derived, ...] = (*copies, *derived)  # copies first: the others read them
         self._watch = TensorWatch([slots[index] for index in changing], root) if changing else None
 
     def read(self) -> list[torch.Tensor] | None:
@@ -229,9 +230,9 @@ class FrozenTensors:
 def _constants(sources: Mapping[Node, Source]) -> Iterator[tuple[Node, torch.Tensor]]:
     """The constants that are no weights of some module which is no part of the model."""
     for node, source in sources.items():
-        if isinstance(source, Constant) and type(source.tensor) is torch.Tensor:
-            if not source.tensor.requires_grad:
-                yield node, source.tensor
+        tensor = source.tensor if isinstance(source, Constant) else None
+        if type(tensor) is torch.Tensor and not tensor.requires_grad:
+            yield node, tensor
 
 
 def _may_change(source: Source) -> bool:

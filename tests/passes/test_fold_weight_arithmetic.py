@@ -86,8 +86,10 @@ def test_the_arithmetic_and_the_cast_behind_it_are_one_source() -> None:
     )
     derivation = ready.node("mul_bf16_once").meta["derived"]
     assert derivation.sources == ("w", "gain")
-    assert show(derivation.graph) == dedent(
-        """
+    assert (
+        show(derivation.graph)
+        == dedent(
+            """
         %w: f32[4, 4] = w
         %gain: f32[4, 1] = gain
         %mean: f32[4, 1] = mean(%w, [1], True)
@@ -96,7 +98,8 @@ def test_the_arithmetic_and_the_cast_behind_it_are_one_source() -> None:
         %mul_bf16: bf16[4, 4] = to(%mul, bf16)
         return [%mul_bf16]
         """
-    ).strip()
+        ).strip()
+    )
 
 
 def test_each_operator_that_is_gone_is_told_of() -> None:
@@ -192,6 +195,46 @@ def test_equal_computations_are_one_source() -> None:
     ]
 
 
+class Filled(_Weights):
+    """A mask is filled, a copy of a weight in part, and a result is clipped in place."""
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        mask = torch.zeros(4, 4)
+        mask[:, 1:].fill_(-1.0).tril_()
+        bias = self.gain.clone()
+        bias[1:2].zero_()
+        return functional.linear(x, mask + 1) + (self.w * 2).relu_()[:2] + mask[0] + bias.bfloat16().t()
+
+
+def test_writes_to_what_nobody_else_has_are_a_part_of_the_computation() -> None:
+    ready = _check(
+        Filled(),
+        """
+        %x: f32[2, 4] = input
+        %zeros_once: f32[4, 4] = _folded_f32
+        %add_bf16_once: bf16[4, 4] = _folded_bf16
+        %x_bf16: bf16[2, 4] = to(%x, bf16)
+        %linear: bf16[2, 4] = linear(%x_bf16, %add_bf16_once)
+        %mul_once: f32[4, 4] = w_folded
+        %slice_3: f32[2, 4] = slice(%mul_once, 0, 0, 2)
+        %add_1: f32[2, 4] = add(%linear, %slice_3)
+        %select: f32[4] = select(%zeros_once, 0, 0)
+        %add_2: f32[2, 4] = add(%add_1, %select)
+        %to_once: bf16[4, 1] = gain_folded
+        %t: bf16[1, 4] = t(%to_once)
+        %add_3: f32[2, 4] = add(%add_2, %t)
+        return [%add_3]
+        """,
+    )
+    text = show(ready.node("zeros_once").meta["derived"].graph)
+    assert [line.split(" = ")[1] for line in text.splitlines()[:-1]] == [
+        "zeros([4, 4], device=device(type='cpu'), pin_memory=False)",
+        "slice(%zeros, 1, 1, 9223372036854775807)",
+        "fill_(%slice_1, -1.0)",
+        "tril_(%slice_1)",
+    ]
+
+
 # --- what stays ---------------------------------------------------------------------------------------
 
 
@@ -210,6 +253,25 @@ class Written(_Weights):
         made = (self.w * 2).exp()
         made[0].add_(x[0])
         return x + made[:2]
+
+
+class ReadBefore(_Weights):
+    """What is made of the weight is used before it is written to, and after."""
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        made = (self.w * 2).exp()
+        x = x + made[:2]
+        made.mul_(0.5)
+        return x + made[:2]
+
+
+class GivenAway(_Weights):
+    """What is made of the weight is written to, and returned."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # noqa: D102
+        made = (self.w * 2).exp()
+        made[0].zero_()
+        return x + made[:2], made
 
 
 class Buffered(_Weights):
@@ -238,12 +300,23 @@ class Uninitialised(_Weights):
     [
         (Returned(), "%exp: f32[4, 4] = exp(%mul_once)"),
         (Written(), "%exp: f32[4, 4] = exp(%mul_once)"),
+        (ReadBefore(), "%exp: f32[4, 4] = exp(%mul_once)"),
+        (GivenAway(), "%exp: f32[4, 4] = exp(%mul_once)"),
         (Buffered(), "%mul_1: f32[4, 4] = mul(%mul_once, %b)"),
         (Random(), "%rand_like: f32[4, 4] = rand_like(%mul_once, pin_memory=False)"),
         (Random(), "%bernoulli: f32[4, 4] = bernoulli(%mul_once)"),
         (Uninitialised(), "%empty_like: f32[4, 4] = empty_like(%mul_once, pin_memory=False)"),
     ],
-    ids=["returned", "written", "buffer", "random", "bernoulli", "uninitialised"],
+    ids=[
+        "returned",
+        "written",
+        "read before",
+        "given away",
+        "buffer",
+        "random",
+        "bernoulli",
+        "uninitialised",
+    ],
 )
 def test_what_is_not_the_same_in_every_call_or_not_private_stays(model: nn.Module, stays: str) -> None:
     text = show(_folded(model, torch.ones(ROWS, 4)).module.graph)
@@ -260,7 +333,7 @@ class Spread(_Weights):
 def test_a_value_that_is_larger_than_what_it_is_made_of_stays() -> None:
     _check(
         Spread(),
-        f"""
+        """
         %x: f32[2, 4] = input
         %sum_1_once: f32[4] = gain_folded
         %add: f32[2, 4] = add(%x, %sum_1_once)

@@ -28,7 +28,7 @@ class Scaled(nn.Module):
         self.w, self.gain = nn.Parameter(torch.randn(8, 8)), nn.Parameter(torch.rand(8, 1))
         self.out = nn.Linear(8, 8, bias=False)
 
-    def forward(self, x: Tensor, times: float = 1.0) -> Tensor:
+    def forward(self, x: Tensor, times: float = 1.0) -> Any:
         """``(rows, 8)`` from ``(rows, 8)``."""
         x = functional.linear(x, self.w * self.gain) * times
         mixed = torch.mm(self.out.weight, self.out.weight)
@@ -52,7 +52,8 @@ def test_a_call_has_the_bits_of_eager_autocast_and_no_kernel_for_weights() -> No
         assert torch.equal(frozen(X[:rows]), _eager(model, X[:rows]))
     cost = cost_of(frozen.graph_module)
     assert cost.weight_casts == 0
-    assert sorted(step.name for step in cost.steps) == ["add", "add", "linear", "linear", "matmul", "mul", "to"]
+    kernels = sorted(step.name for step in cost.steps)
+    assert kernels == ["add", "add", "linear", "linear", "matmul", "mul", "to"]
 
 
 def test_programs_share_what_is_derived() -> None:
@@ -193,7 +194,7 @@ def test_a_weight_outside_of_the_model_is_computed_with_in_each_call() -> None:
 class Writes(Scaled):
     """Halves its gain in some calls."""
 
-    def forward(self, x: Tensor, times: float = 1.0, write: bool = False) -> Tensor:
+    def forward(self, x: Tensor, times: float = 1.0, write: bool = False) -> Any:
         """As before."""
         if write:
             with torch.no_grad():
