@@ -36,8 +36,8 @@ def freeze(
     Which those are is read off the programs that *amp* has captured for inference, and off the example.
 
     What depends on weights and constants alone (a standardised or parametrized weight, joined biases, a table
-    of positions) is computed once, with the number of threads and the flags of the back ends that are set then,
-    and kept in the dtype that it is used in.  The weights that it is made of stay beside it, in ``state_dict``.
+    of positions) is computed once, with the number of threads and the flags of the back ends of that moment,
+    and kept in the dtype that it is used in.  What it is made of stays beside it, in ``state_dict``.
 
     Args:
         amp: A converted module.
