@@ -89,27 +89,26 @@ def _choice(graph: Graph, memory: Memory, sources: frozenset[str]) -> tuple[Fixe
         fixed = FixedValues(graph, memory, sources, spoilt)
         skipped |= fixed.skip_writes()
         kept, needed = _kept(graph, memory, fixed)
-        if needed is None:
+        if not needed:
             return fixed, kept, skipped
-        spoilt.add(needed)
+        spoilt |= needed
 
 
-def _kept(graph: Graph, memory: Memory, fixed: FixedValues) -> tuple[list[Node], Node | None]:
-    """The values that are kept, in order; with a group of local memory that has to stay, if there is one."""
+def _kept(graph: Graph, memory: Memory, fixed: FixedValues) -> tuple[list[Node], set[Node]]:
+    """The values that are kept, in order; and the groups of local memory that have to stay."""
     room = _room(graph)
     read: set[Node] = set()
     kept: list[Node] = []
+    needed: set[Node] = set()
     for node in reversed(graph.nodes):
         if node in fixed and (node not in read or is_source(node)):
             continue
         if node in fixed and _may_be_kept(node, memory) and _takes(node, fixed.behind(node), room):
             kept.append(node)
             continue
-        needed = _needed(node, memory, fixed)
-        if needed is not None:
-            return [], needed
+        needed.update(_needed(node, memory, fixed))
         read.update(node.all_input_nodes)
-    return kept[::-1], None
+    return kept[::-1], needed
 
 
 def _may_be_kept(node: Node, memory: Memory) -> bool:
@@ -121,15 +120,14 @@ def _may_be_kept(node: Node, memory: Memory) -> bool:
     return all(memory.group(given) is not memory.group(call) for given in call.all_input_nodes)
 
 
-def _needed(node: Node, memory: Memory, fixed: FixedValues) -> Node | None:
-    """The group of local memory that has to stay, writes and all, if *node* does."""
+def _needed(node: Node, memory: Memory, fixed: FixedValues) -> Iterator[Node]:
+    """The groups of local memory that have to stay, writes and all, if *node* does."""
     if node in fixed and memory.is_written(node) and not _is_alias(node, memory):
-        return memory.group(node)
+        yield memory.group(node)
     for given in node.all_input_nodes:
         reads = given in fixed and memory.is_written(given) and memory.group(given) is not memory.group(node)
         if reads and memory.order[node] < memory.last_write(given):  # of what is kept it is too early
-            return memory.group(given)
-    return None
+            yield memory.group(given)
 
 
 def _is_alias(node: Node, memory: Memory) -> bool:

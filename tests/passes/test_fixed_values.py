@@ -88,7 +88,7 @@ BROKEN = {
         (("mul", 0, 0), ("mul_", 0, 0), ("exp", 0, 0)),
     ),
     "reads may come too early": Broken(
-        lambda: patch(f"{_FOLD}._needed", lambda node, memory, fixed: None),
+        lambda: patch(f"{_FOLD}._needed", lambda node, memory, fixed: ()),
         (("mul", 0, 0), ("add", 0, 3), ("mul_", 1, 0), ("add", 0, 1)),
     ),
     "random operators repeat": Broken(
