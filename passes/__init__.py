@@ -18,7 +18,8 @@
 15    ``verify``              check: every dtype is the one recorded under eager autocast
 ====  ======================  ===========================================================================
 
-The programs of a frozen module go through one more, ``fold-weight-casts``: they read rounded weights.
+The programs of a frozen module go through two more.  ``fold-weight-casts``: they read rounded weights.
+``fold-weight-arithmetic``: what depends on weights and constants alone is computed once, and read.
 
 A wrong cast is a wrong row in ``fxamp/policy`` (which rule), or a fault in 2 (an operator stayed hidden) or
 4-6 (what the rule does).  The one cast that all uses of a weight share is written in 6.  What a pass is:

@@ -31,7 +31,7 @@ from fxamp.ir.layouts import layout_of
 from fxamp.ir.operators import TO_DTYPE, is_inplace, is_to_dtype
 from fxamp.passes.base import Pass
 
-__all__ = ["FoldWeightCasts", "is_cast_of_weight"]
+__all__ = ["FoldWeightCasts", "drop_switches", "is_cast_of_weight"]
 
 _aten = torch.ops.aten
 _VIEWS = frozenset(
@@ -75,7 +75,7 @@ class FoldWeightCasts(Pass):
         for node in list(graph.nodes):
             if node.op == "get_attr" and node.target in self.weights and "rounded" not in node.meta:
                 changed |= _fold(graph, node, moves, contiguous=self.weights[str(node.target)])
-        return _drop_switches(graph) or changed
+        return drop_switches(graph) or changed
 
 
 def is_cast_of_weight(node: Node) -> bool:
@@ -110,7 +110,7 @@ def _fold(graph: Graph, weight: Node, moves: frozenset[OpOverload], *, contiguou
     return changed
 
 
-def _drop_switches(graph: Graph) -> bool:
+def drop_switches(graph: Graph) -> bool:
     """Erase the pairs of switches, of whether gradients are recorded, that casts have stood between."""
     empty = [
         node

@@ -18,9 +18,9 @@ import math
 from collections.abc import Mapping
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
-from fxamp.export.fits import Kind, Unfit, attribute, find
+from fxamp.export.fits import Kind, Unfit, before_rounding, find
 from fxamp.ir.operators import set_argument
 
 __all__ = ["clamped"]
@@ -49,7 +49,7 @@ def clamped(
             continue
         key = part, str(spot.node.target)
         if key not in tensors:
-            tensors[key] = _source(part, spot.node, weights or {})
+            tensors[key] = before_rounding(part, spot.node, weights or {}).detach()
         tensors[key] = _elements(tensors[key], finding)
     for (part, target), tensor in tensors.items():
         _set_attribute(part, target, tensor)
@@ -78,14 +78,6 @@ def _number(finding: Unfit) -> float:
         return math.copysign(limits.smallest_normal, finding.value)
     beside = 1 - limits.eps / 2 if abs(finding.value) < 1 else 1 + limits.eps
     return math.copysign(beside, finding.value)
-
-
-def _source(module: GraphModule, node: Node, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The values before rounding."""
-    name = str(node.target)
-    if "rounded" in node.meta:
-        name, _ = node.meta["rounded"]
-    return (weights[name] if name in weights else attribute(module, name)).detach()
 
 
 def _elements(tensor: torch.Tensor, finding: Unfit) -> torch.Tensor:

@@ -275,7 +275,8 @@ def _with_weights(graph: Graph, source: GraphModule, parameters: dict[str, Any])
         value = _attribute(source, str(node.target))
         rounded = node.meta.get("rounded")
         name = rounded[0] if rounded is not None and rounded[0] not in used else str(node.target)
-        if isinstance(value, torch.Tensor) and (name in parameters or rounded is not None):
+        is_weight = name in parameters or rounded is not None or _is_of(node, parameters)
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and is_weight:
             value = nn.Parameter(value.detach(), requires_grad=False)
         attributes[name] = value
         node.target = name
@@ -284,6 +285,14 @@ def _with_weights(graph: Graph, source: GraphModule, parameters: dict[str, Any])
         graph.set_codegen(RegionCode(graph))
         module.recompile()
     return module
+
+
+def _is_of(node: Node, parameters: dict[str, Any]) -> bool:
+    """Whether *node* is what was computed from a weight, which may be a rounded copy of one."""
+    if "derived" not in node.meta:
+        return False
+    sources = node.meta["derived"].graph.find_nodes(op="get_attr")
+    return any("rounded" in source.meta or source.target in parameters for source in sources)
 
 
 def _attribute(module: nn.Module, target: str) -> Any:

@@ -43,7 +43,7 @@ from fxamp.ir.operators import operator_name
 from fxamp.ir.scalars import is_flushed, overflows
 from fxamp.ir.where import Where
 
-__all__ = ["Kind", "Spot", "Unfit", "attribute", "find", "tell", "unfit"]
+__all__ = ["Kind", "Spot", "Unfit", "attribute", "before_rounding", "find", "tell", "unfit"]
 
 
 class Kind(Enum):
@@ -160,16 +160,17 @@ def find(
 def _tensor(
     module: GraphModule, node: Node, weights: Mapping[str, torch.Tensor]
 ) -> Iterator[tuple[Unfit, Spot]]:
-    name, target = str(node.target), str(node.target)
+    name = str(node.target)
     if "rounded" in node.meta:
         name, dtype = node.meta["rounded"]
         ways = {dtype: [Landing(node, dtype)]}
     elif is_wide(node):
         ways = _by_dtype(landings(node))
     else:
-        return
+        derived = _derived(node)
+        ways = {} if derived is None else {node.meta["fact"].dtype: [Landing(node, node.meta["fact"].dtype)]}
     for dtype, reached in ways.items():
-        tensor = weights[name] if name in weights else attribute(module, target)
+        tensor = before_rounding(module, node, weights)
         infinite, flushed = lost_elements(tensor, dtype)
         if infinite is not None:
             yield _finding(name, Kind.OVERFLOWS, infinite, reached, Role.FILL), Spot(node)
@@ -178,6 +179,28 @@ def _tensor(
             added = all(landing.role is Role.ADDEND for landing in kept)
             kind = Kind.ROUNDS_AWAY if added else Kind.FLUSHED
             yield _finding(name, kind, flushed, kept, Role.FILL), Spot(node)
+
+
+def before_rounding(module: GraphModule, node: Node, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The values that *node*, a tensor that a graph of *module* reads, had before it was rounded, if known.
+
+    Args:
+        module: As for :func:`unfit`.
+        node: A ``get_attr`` node of it.
+        weights: As for :func:`unfit`.
+    """
+    target = str(node.target)
+    name = node.meta["rounded"][0] if "rounded" in node.meta else target
+    if "derived" not in node.meta and name in weights:
+        return weights[name]
+    derived = None if is_wide(node) else _derived(node)
+    return attribute(module, target) if derived is None else derived
+
+
+def _derived(node: Node) -> torch.Tensor | None:
+    """What *node* was derived of weights as, before it was rounded."""
+    found: torch.Tensor | None = node.meta["unrounded"]() if "unrounded" in node.meta else None
+    return found
 
 
 def _by_dtype(reached: list[Landing]) -> dict[torch.dtype, list[Landing]]:
@@ -240,7 +263,7 @@ def _finding(name: str, kind: Kind, lost: Lost, reached: Sequence[Landing], role
     kept = keepers([landing.node for landing in reached], huge=huge, flows=flows)
     texts = dict.fromkeys(_override(node) for node in kept)
     suggestion = "policy" + "".join(texts) if texts else ""
-    where = _where(kept[0] if "rounded" in reached[0].node.meta and kept else reached[0].node)
+    where = _where(kept[0] if is_source(reached[0].node) and kept else reached[0].node)
     return Unfit(name, where, lost.extreme, reached[0].dtype, kind, lost.count, lost.total, suggestion)
 
 

@@ -20,6 +20,7 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from fxamp.export.roles import Role, arguments_with, base_name, role_of
+from fxamp.ir.blocks import is_source
 from fxamp.ir.facts import fact_of_node
 from fxamp.ir.operators import is_inplace
 from fxamp.policy.passive import is_passive
@@ -168,7 +169,7 @@ def keepers(places: Iterable[Node], *, huge: bool, flows: bool) -> list[Node]:
     """
     found: dict[Node, None] = {}
     for place in places:
-        if "inserted" in place.meta or "rounded" in place.meta:
+        if "inserted" in place.meta or is_source(place):
             found |= dict.fromkeys(_consumers(place, huge=huge))
             continue
         found |= dict.fromkeys([place] if _computes(place) else _producers(place))

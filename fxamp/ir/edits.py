@@ -19,14 +19,14 @@ _KEY = "edits"
 
 @dataclass(frozen=True)
 class Edit:
-    """One cast that is not where eager autocast, or the model, has it.
+    """One cast, or operator on weights, that is not where eager autocast, or the model, has it.
 
     Attributes:
         by: The name of the pass.
         level: What the pass keeps: ``"training-exact"``, ``"inference-exact"`` or ``"relaxed"``.
         what: What was done: ``"shared with %x_bf16"``, say.
         condition: Why that was allowed.
-        node: The name that the cast had.
+        node: The name that it had.
         where: Module path and source line of its consumer.
     """
 
@@ -42,7 +42,7 @@ class Edit:
 
 
 def note_edit(graph: Graph, node: Node, by: str, level: str, what: str, condition: str) -> None:
-    """Leave in *graph* a trace of what was done to *node*, a cast."""
+    """Leave in *graph* a trace of what was done to *node*, a cast or an operator on weights."""
     owner = graph.owning_module
     if owner is None:
         return

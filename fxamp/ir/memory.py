@@ -105,6 +105,14 @@ class Memory:
         start, end = self.order[first], self.order[last]
         return any(start <= position <= end for position in self._writes.get(self.group(node), ()))
 
+    def last_write(self, node: Node) -> int:
+        """The place of the last node that writes to the memory of *node*."""
+        return self._writes[self.group(node)][-1]
+
+    def escapes(self, node: Node) -> bool:
+        """Whether an output of the graph has the memory of *node*."""
+        return self.group(node) in self._left
+
     def is_private(self, node: Node) -> bool:
         """Whether nobody writes to the memory of *node*, and no output of the graph has it."""
         group = self.group(node)

@@ -35,6 +35,10 @@ def freeze(
     used in float32 too (an embedding that is tied to the head) is stored both ways, all others as they are.
     Which those are is read off the programs that *amp* has captured for inference, and off the example.
 
+    What depends on weights and constants alone (a standardised or parametrized weight, joined biases, a table
+    of positions) is computed once, with the number of threads and the flags of the back ends of that moment,
+    and kept in the dtype that it is used in.  What it is made of stays beside it, in ``state_dict``.
+
     Args:
         amp: A converted module.
         example_args: Positional arguments of a typical call; not needed if *amp* was called already in

@@ -241,7 +241,7 @@ class FrozenModule(nn.Module):
 
     def extra_repr(self) -> str:
         """The policy, and how many bytes the weights take."""
-        weights = [*self.parameters(), *self._weights.copies()]
+        weights = [*self.parameters(), *self._weights.copies(), *self._weights.derived()]
         return f"policy={self._options.policy}, weights: {sum(weight.nbytes for weight in weights):,} bytes"
 
 

@@ -7,11 +7,14 @@ only casts, all to one dtype                :class:`RoundedWeight`, no float32  
 casts and other uses                        a float32 parameter                   one rounded copy a dtype
 no casts, or its Python runs eagerly        a float32 parameter                   nothing
 ==========================================  ====================================  ===========================
+
+What programs compute of weights and constants alone is beside them, too: computed once, in
+``derived_weights.py``.  The weights themselves stay as the table says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,14 +27,16 @@ from fxamp.ir.blocks import is_source
 from fxamp.ir.rounded_weight import RoundedWeight
 from fxamp.ir.where import locate
 from fxamp.passes.base import Pass
+from fxamp.passes.fold_weight_arithmetic import FoldWeightArithmetic
 from fxamp.passes.fold_weight_casts import FoldWeightCasts
+from fxamp.runtime.derived_weights import Derived, DerivedWeights, has_version
 from fxamp.runtime.watch import Slot, TensorWatch
 
 __all__ = ["FrozenTensors", "FrozenWeights"]
 
 
 class FrozenWeights:
-    """The rounded copies of one frozen module's weights.
+    """The rounded copies of one frozen module's weights, and the tensors that are derived of them.
 
     Args:
         unfolded: Weights, by ``id``, whose casts stay in the graphs, since eager code uses them too.
@@ -40,6 +45,7 @@ class FrozenWeights:
     def __init__(self, unfolded: frozenset[int] = frozenset()) -> None:
         self._unfolded = unfolded
         self._copies: dict[tuple[int, torch.dtype], _Copy] = {}
+        self._derived = DerivedWeights()
 
     def fold(
         self,
@@ -49,7 +55,7 @@ class FrozenWeights:
         written: set[object],
         watch: Callable[[Pass, GraphModule], None],
     ) -> dict[Node, Source]:
-        """Make the graph of *module* read rounded copies; the sources that it then has.
+        """Make the graph of *module* read rounded copies and derived tensors; the sources that it then has.
 
         Args:
             module: A rewritten graph.
@@ -72,19 +78,40 @@ class FrozenWeights:
             for name, tensor in tensors.items()
             if id(tensor) not in self._unfolded and name not in written
         }
-        step = FoldWeightCasts(foldable)
-        step.run(module.graph)
-        watch(step, module)
+        casts = FoldWeightCasts(foldable)
+        casts.run(module.graph)
+        watch(casts, module)
+        read = self._read(module.graph, tensors)
+        read |= {str(node.target): tensor for node, tensor in _constants(sources)}
+        changing = {*written, *(tensors.keys() - foldable.keys())}
+        fixed = {target for target, tensor in read.items() if target not in changing and has_version(tensor)}
+        arithmetic = FoldWeightArithmetic(frozenset(fixed))
+        arithmetic.run(module.graph)
+        watch(arithmetic, module)
         found: dict[Node, Source] = {}
-        for node in module.graph.nodes:
-            if "rounded" in node.meta:
-                target, dtype = node.meta["rounded"]
-                found[node] = Constant(self.rounded(tensors[target], dtype, node))
-            elif is_source(node):
-                found[node] = sources[node]
-                if isinstance(tensors.get(str(node.target)), RoundedWeight):
-                    raise FrozenError(_needs_float32(node))
+        for node in filter(is_source, module.graph.nodes):
+            if "derived" in node.meta:
+                given = [read[target] for target in node.meta["derived"].sources]
+                derived = self._derived.of(node, given)
+                found[node] = Constant(derived.value)
+                node.meta["unrounded"] = derived.unrounded
+            else:
+                found[node] = sources.get(node) or Constant(read[str(node.target)])
         return found
+
+    def _read(self, graph: Graph, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The weights that *graph* reads, rounded copies among them, by their targets in it."""
+        read: dict[str, torch.Tensor] = {}
+        for node in filter(is_source, graph.nodes):
+            target = str(node.target)
+            if "rounded" in node.meta:
+                name, dtype = node.meta["rounded"]
+                read[target] = self.rounded(weights[name], dtype, node)
+            elif isinstance(weights.get(target), RoundedWeight):
+                raise FrozenError(_needs_float32(node))
+            elif target in weights:
+                read[target] = weights[target]
+        return read
 
     def _refuse_writes(self, tensors: Mapping[str, torch.Tensor], written: set[object]) -> None:
         copied = {identity for identity, _ in self._copies}
@@ -104,9 +131,11 @@ class FrozenWeights:
         return self._copies[key].low
 
     def refresh(self) -> None:
-        """Round anew what has been written to."""
+        """Round anew what has been written to, and compute anew what is derived of it."""
         for copy in self._copies.values():
             copy.refresh()
+        for derived in self._derived.all():
+            derived.refresh()
 
     def watch(
         self, graph: Graph, sources: Mapping[Node, Source], slots: Sequence[Slot], root: nn.Module
@@ -114,16 +143,23 @@ class FrozenWeights:
         """The tensors in *slots*, those of *graph*'s *sources* in their order."""
         nodes = [node for node in graph.nodes if is_source(node)]
         read = {id(holder[name]) for holder, name in slots}
+        derived = [each for each in self._derived.all() if id(each.value) in read]
+        read |= {id(tensor) for each in derived for tensor in each.sources}
         return FrozenTensors(
             slots,
             root,
             changing=[index for index, node in enumerate(nodes) if _may_change(sources[node])],
             copies=[copy for copy in self._copies.values() if id(copy.low) in read],
+            derived=derived,
         )
 
     def copies(self) -> list[torch.Tensor]:
         """The rounded copies that are kept beside float32 weights."""
         return [copy.low for copy in self._copies.values()]
+
+    def derived(self) -> list[torch.Tensor]:
+        """The tensors that are kept beside the weights that they are computed from."""
+        return [derived.value for derived in self._derived.all()]
 
 
 class _Copy:
@@ -153,20 +189,29 @@ class FrozenTensors:
         slots: Where the program's tensors are.
         root: The module tree.
         changing: The indices of those that are read anew.
-        copies: Those among them that are beside a float32 weight, which somebody might write to.
+        copies: Those among them that are beside a float32 weight, which somebody might write to, and those
+            that the derived ones are computed from.
+        derived: Those among them that are computed from weights.
     """
 
     def __init__(
-        self, slots: Sequence[Slot], root: nn.Module, *, changing: Sequence[int], copies: Sequence[_Copy]
+        self,
+        slots: Sequence[Slot],
+        root: nn.Module,
+        *,
+        changing: Sequence[int],
+        copies: Sequence[_Copy],
+        derived: Sequence[Derived],
     ) -> None:
         self._tensors = [holder[name] for holder, name in slots]
-        self._changing, self._copies = tuple(changing), tuple(copies)
+        self._changing = tuple(changing)
+        self._kept: tuple[_Copy | Derived, ...] = (*copies, *derived)  # copies first: the others read them
         self._watch = TensorWatch([slots[index] for index in changing], root) if changing else None
 
     def read(self) -> list[torch.Tensor] | None:
         """The tensors; ``None`` if a buffer is not what was captured."""
-        for copy in self._copies:
-            copy.refresh()
+        for kept in self._kept:
+            kept.refresh()
         if self._watch is None:
             return self._tensors
         now = self._watch.read()
@@ -180,6 +225,14 @@ class FrozenTensors:
     def difference(self) -> str:
         """What has changed, for people; ``""`` if nothing has."""
         return "" if self._watch is None else self._watch.difference()
+
+
+def _constants(sources: Mapping[Node, Source]) -> Iterator[tuple[Node, torch.Tensor]]:
+    """The constants that are no weights of some module which is no part of the model."""
+    for node, source in sources.items():
+        tensor = source.tensor if isinstance(source, Constant) else None
+        if type(tensor) is torch.Tensor and not tensor.requires_grad:
+            yield node, tensor
 
 
 def _may_change(source: Source) -> bool:
