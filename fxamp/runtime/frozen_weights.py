@@ -25,6 +25,9 @@ from fxamp.ir.rounded_weight import RoundedWeight
 from fxamp.ir.where import locate
 from fxamp.passes.base import Pass
 from fxamp.passes.fold_weight_casts import FoldWeightCasts
+from fxamp.runtime.packed_linear import PackedLinear
+from fxamp.runtime.packed_weights import PackedWeights, Prepacked
+from fxamp.runtime.prepack import Packing
 from fxamp.runtime.watch import Slot, TensorWatch
 
 __all__ = ["FrozenTensors", "FrozenWeights"]
@@ -35,11 +38,13 @@ class FrozenWeights:
 
     Args:
         unfolded: Weights, by ``id``, whose casts stay in the graphs, since eager code uses them too.
+        packing: How they are packed; ``None`` for not at all.
     """
 
-    def __init__(self, unfolded: frozenset[int] = frozenset()) -> None:
+    def __init__(self, unfolded: frozenset[int] = frozenset(), packing: Packing | None = None) -> None:
         self._unfolded = unfolded
         self._copies: dict[tuple[int, torch.dtype], _Copy] = {}
+        self._packs = None if packing is None else PackedWeights(packing)
 
     def fold(
         self,
@@ -120,6 +125,21 @@ class FrozenWeights:
             changing=[index for index, node in enumerate(nodes) if _may_change(sources[node])],
             copies=[copy for copy in self._copies.values() if id(copy.low) in read],
         )
+
+    def packed_calls(self, graph: Graph, sources: Mapping[Node, Source]) -> dict[Node, PackedLinear]:
+        """The linear layers of *graph* that may read packed weights."""
+        if self._packs is None:
+            return {}
+        tensors = {node: source.tensor for node, source in sources.items() if isinstance(source, Constant)}
+        return self._packs.calls(graph, tensors)
+
+    def prepacked(self) -> tuple[Prepacked, ...]:
+        """What became of each weight that a linear layer reads; ``()`` if none is to be packed."""
+        return () if self._packs is None else self._packs.told()
+
+    def packed_bytes(self) -> int:
+        """What the packed copies take."""
+        return 0 if self._packs is None else self._packs.bytes()
 
     def copies(self) -> list[torch.Tensor]:
         """The rounded copies that are kept beside float32 weights."""

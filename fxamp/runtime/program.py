@@ -90,6 +90,7 @@ class Program:
     Attributes:
         module: The rewritten graph; its attributes are the model's own tensors.
         code: The flat code that is run.
+        packed: What is run in its place where packed weights may be read; the bits are the same.
         guard: Which sizes, and which numbers read, it serves.
         sizes: Which sizes were symbolic when it was captured.
         inputs: What it gets, from the values of the call; those of a first segment are the call's own.
@@ -127,6 +128,7 @@ class Program:
     _write_back: tuple[Slot, ...]
     _single: bool = field(default=False)
     scoped: bool = False
+    packed: FlatCode | None = None
     training: bool = False
     grad: bool = False
     branches: list[Branch] = field(default_factory=list)
@@ -175,7 +177,7 @@ class Program:
 
     def outputs(self, leaves: Sequence[Any], tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         """The outputs of the graph."""
-        return _run(self.code, leaves, tensors)
+        return _run(self.packed or self.code, leaves, tensors)
 
     def modules(self) -> tuple[GraphModule, ...]:
         """The graphs of this segment: its own, and that of the operator at its end."""
@@ -233,7 +235,9 @@ def build_program(
         module.meta.update(meta)
         slots = _slots(module.graph, sources, root)
         module.graph.lint()
-    code = lower(module.graph, keep if captured.blocks else keep_cast)
+    keeps = keep if captured.blocks else keep_cast
+    code = lower(module.graph, keeps)
+    calls = weights.packed_calls(module.graph, sources) if weights is not None else {}
     operator = _operator(captured, root)
     module.meta["sizes"] = dict(captured.env.replacements)
     _forget_fakes(module)
@@ -241,6 +245,7 @@ def build_program(
     return Program(
         module=module,
         code=code,
+        packed=lower(module.graph, keeps, calls) if calls else None,
         guard=shape_guard(captured.opening, captured.env),
         sizes=sizes,
         inputs=_inputs(captured.origins, captured),
