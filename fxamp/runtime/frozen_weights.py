@@ -109,9 +109,11 @@ class FrozenWeights:
         return self._copies[key].low
 
     def refresh(self) -> None:
-        """Round anew what has been written to."""
+        """Round anew what has been written to, and forget what was packed."""
         for copy in self._copies.values():
             copy.refresh()
+        if self._packs is not None:
+            self._packs.forget()
 
     def watch(
         self, graph: Graph, sources: Mapping[Node, Source], slots: Sequence[Slot], root: nn.Module

@@ -123,9 +123,10 @@ class PackedWeight:
         """*matrix* packed for so many rows; ``None`` if there are too many layouts already."""
         if matrix._version != self.version:
             self.layouts, self.version = {}, matrix._version
-        if rows not in self.layouts and len(self.layouts) >= self.packing.layouts:
-            return None
-        return self.layouts[rows] if rows in self.layouts else self.packing.pack(matrix, rows)
+        known = self.layouts.get(rows)
+        if known is not None or len(self.layouts) >= self.packing.layouts:
+            return known
+        return self.packing.pack(matrix, rows)
 
 
 class PackedLinear:
@@ -162,6 +163,8 @@ class PackedLinear:
     def _judged(self, kind: Any, args: tuple[Any, ...]) -> Verdict | None:
         """The verdict on calls of *kind*; ``None`` if this is no time, or there are too many kinds."""
         x, version = args[self._x], args[self._w]._version
+        if any(verdict.version != version for verdict in list(self._verdicts.values())):
+            self.forget()
         if kind not in self._verdicts and len(self._verdicts) >= self._weight.packing.kinds:
             return None
         if torch._C._len_torch_dispatch_stack() or x.data_ptr() % _ALIGNMENT or x.dim() < 2 or not x.numel():
@@ -170,8 +173,8 @@ class PackedLinear:
             return None
         try:
             with torch.inference_mode(mode=False), torch.no_grad():
-                known = self._verdicts.get(kind)
-                if known is None or known.version != version:
+                known = self._verdicts.get(kind)  # another thread may have been faster
+                if known is None:
                     self._verdicts[kind] = known = replace(self._verdict(args), version=version)
                 return known
         finally:
@@ -202,6 +205,10 @@ class PackedLinear:
         before, after = args[: self._x], args[self._x + 1 :]
         call = self._plain if packed is None else trial
         return lambda x: call(*before, x, *after)
+
+    def forget(self) -> None:
+        """Drop all verdicts, and the packed copies with them."""
+        self._verdicts, self._weight.layouts = {}, {}
 
     @property
     def name(self) -> str:

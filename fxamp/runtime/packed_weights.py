@@ -112,6 +112,11 @@ class PackedWeights:
                 rows.append(Prepacked(*described, None, packed=False, why="no call so far"))
         return tuple(rows)
 
+    def forget(self) -> None:
+        """Drop what was packed: the weights are others now."""
+        for linear, _ in list(self._linears.values()):
+            linear.forget()
+
     def bytes(self) -> int:
         """What the packed copies take, beside the plain ones."""
         packed = [p for weight in list(self._weights.values()) for p in list(weight.layouts.values())]

@@ -255,6 +255,7 @@ def test_loaded_weights_are_packed_and_proven_anew() -> None:
         for parameter in model.parameters():
             parameter.mul_(1.7)
     frozen.load_state_dict(model.state_dict())
+    assert "packed beside them: 0 bytes" in repr(frozen)
     for _ in range(2):
         LINEARS.clear()
         assert equal(frozen(x), _expected(model, x))
