@@ -57,19 +57,19 @@ def _gpu(
     return Device(name, bandwidth, LAUNCH, MappingProxyType(rates), source)
 
 
-# Each figure was compared with the pages in its row, which quote NVIDIA (looked at in December 2026); a rate that
-# is published for sparse matrices only is halved.  "GCP": Google's table of GPUs, as quoted at
+# Each figure was compared with the pages in its row, which quote NVIDIA (read in December 2026); a rate that is
+# published for sparse matrices only is halved.  "GCP" is Google's table of GPUs, as quoted at
 # huggingface.co/spaces/Elfsong/gcp_allocator.
 # fmt: off
 DEVICES: Mapping[str, Device] = MappingProxyType(
     {
         "T4": _gpu(
             "T4", 320e9, 65e12, 8.1e12, bf16=False,
-            source="320 GB/s, 65 and 8.1 TFLOPS: sysrqmts.com/en/gpus/nvidia/tesla/t4; the first and last: GCP",
+            source="320 GB/s, 65 and 8.1 TFLOPS: sysrqmts.com/en/gpus/nvidia/tesla/t4; 320 and 8.1: GCP",
         ),
         "V100": _gpu(
             "V100 SXM2", 900e9, 125e12, 15.7e12, bf16=False,
-            source="900 GB/s and 15.7 TFLOPS: GCP; 125: developer.nvidia.com/programming-tensor-cores-cuda-9-0",
+            source="900 GB/s, 15.7 TFLOPS: GCP; 125: developer.nvidia.com/programming-tensor-cores-cuda-9-0",
         ),
         "A100": _gpu(
             "A100 80GB SXM", 2039e9, 312e12, 19.5e12,
