@@ -57,8 +57,8 @@ def _gpu(
     return Device(name, bandwidth, LAUNCH, MappingProxyType(rates), source)
 
 
-# Each figure was compared with the pages in its row, which quote NVIDIA (read in December 2026); a rate that is
-# published for sparse matrices only is halved.  "GCP" is Google's table of GPUs, as quoted at
+# Each figure was compared with the pages in its row, which quote NVIDIA (read in December 2026); a rate that
+# is published for sparse matrices only is halved.  "GCP" is the table of GPUs of Google Cloud, as quoted at
 # huggingface.co/spaces/Elfsong/gcp_allocator.
 # fmt: off
 DEVICES: Mapping[str, Device] = MappingProxyType(
