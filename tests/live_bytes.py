@@ -37,8 +37,6 @@ class LiveBytes(TorchDispatchMode):
         return result
 
     def _note(self, tensor: torch.Tensor, *, new: bool) -> None:
-        if tensor.is_mkldnn:  # opaque: a packed weight, which no operator of a call makes
-            return
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._known:

@@ -25,7 +25,8 @@ from fxamp.ir.rounded_weight import RoundedWeight
 from fxamp.ir.where import locate
 from fxamp.passes.base import Pass
 from fxamp.passes.fold_weight_casts import FoldWeightCasts
-from fxamp.runtime.packed_linear import PackedLinear
+from fxamp.runtime.lower import FlatCode
+from fxamp.runtime.packed_code import PackedCode
 from fxamp.runtime.packed_weights import PackedWeights, Prepacked
 from fxamp.runtime.prepack import Packing
 from fxamp.runtime.watch import Slot, TensorWatch
@@ -128,12 +129,25 @@ class FrozenWeights:
             copies=[copy for copy in self._copies.values() if id(copy.low) in read],
         )
 
-    def packed_calls(self, graph: Graph, sources: Mapping[Node, Source]) -> dict[Node, PackedLinear]:
-        """The linear layers of *graph* that may read packed weights."""
+    def packed_code(
+        self,
+        graph: Graph,
+        sources: Mapping[Node, Source],
+        keep_cast: Callable[..., torch.Tensor] | None,
+        plain: FlatCode,
+    ) -> PackedCode | None:
+        """The flat code of *graph* that may read packed weights; ``None`` if there is nothing to pack.
+
+        Args:
+            graph: A graph as :meth:`fold` leaves it.
+            sources: What its ``get_attr`` nodes stand for.
+            keep_cast: See :func:`~fxamp.runtime.lower.lower`.
+            plain: Its flat code.
+        """
         if self._packs is None:
-            return {}
+            return None
         tensors = {node: source.tensor for node, source in sources.items() if isinstance(source, Constant)}
-        return self._packs.calls(graph, tensors)
+        return self._packs.code(graph, tensors, keep_cast, plain)
 
     def prepacked(self) -> tuple[Prepacked, ...]:
         """What became of each weight that a linear layer reads; ``()`` if none is to be packed."""

@@ -1,8 +1,4 @@
-"""Linear layers of a frozen module that read a packed weight in the calls for which that is proven.
-
-In flat code a :class:`PackedLinear` stands where the operator would: it looks up the verdict for the sizes,
-strides and threads of the call, and multiplies by the packed weight or calls the operator.  The first call
-of a kind makes the proof (``prepack.py``), but not under a dispatch mode, which would see it.
+"""A linear layer of a frozen module, the packed copies of its weight, and what has been proven of its calls.
 
 ================================  ===========================================================
 ``linear(x, weight, bias)``       packs ``weight``
@@ -10,8 +6,9 @@ of a kind makes the proof (``prepack.py``), but not under a dispatch mode, which
 ``mm(x, weight)``, ``matmul``     likewise
 ================================  ===========================================================
 
-The weight is a rounded copy of one of the model's, or its transpose; the bias is a tensor of the model's.
-A weight that was written to since (its version tells) is packed and proven anew.
+The weight is a rounded copy of one of the model's, or its transpose; the bias is a tensor of the model's.  A
+verdict (``prepack.py``) is on calls of one kind: sizes, strides and threads.  A weight that was written to
+since (its version tells) is packed and proven anew.
 """
 
 from __future__ import annotations
@@ -30,11 +27,14 @@ from fxamp.ir.facts import fact_of_node
 from fxamp.runtime.direct_call import direct_call
 from fxamp.runtime.prepack import Packing, Verdict, prove
 
-__all__ = ["Form", "PackedLinear", "PackedWeight", "form_of"]
+__all__ = ["MISALIGNED", "Form", "PackedLinear", "PackedWeight", "Proven", "form_of"]
 
 _aten = torch.ops.aten
 _TRANSPOSES = frozenset({_aten.t.default, _aten.numpy_T.default, _aten.mT.default})
 _ALIGNMENT = 64  # bytes: a kernel may choose its code by it, so calls with other addresses stay plain
+
+MISALIGNED = Verdict(None, "its input is at an odd address")
+"""The verdict on one call, not on its kind."""
 
 
 @dataclass(frozen=True)
@@ -130,90 +130,78 @@ class PackedWeight:
 
 
 class PackedLinear:
-    """Calls *form*'s operator, or multiplies by the packed weight where a proof allows it.
+    """A linear layer in all its calls.
 
     Args:
         form: The operator and its operands.
         weight: The packed copies of its weight.
+
+    Attributes:
+        plain: What calls the operator.
     """
 
-    __name__ = "packed_linear"
-
     def __init__(self, form: Form, weight: PackedWeight) -> None:
-        self._form, self._weight = form, weight
-        self._plain: Callable[..., Any] = direct_call(form.op, form.kinds, {}) or form.op
-        self._linear = weight.packing.linear
+        self.form, self.weight = form, weight
+        self.plain: Callable[..., Any] = direct_call(form.op, form.kinds, {}) or form.op
         self._verdicts: dict[Any, Verdict] = {}
-        operands = form.operands
-        self._x, self._w, self._b = operands.x, operands.weight, operands.bias if form.bias else None
 
-    def __call__(self, *args: Any) -> Any:
-        """What the operator gives for *args*, bit for bit."""
-        x = args[self._x]
-        if type(x) is not torch.Tensor or torch._C._functorch.peek_interpreter_stack() is not None:
-            return self._plain(*args)
-        kind = (x.shape, x.stride(), torch.get_num_threads(), torch._C._get_mkldnn_enabled())
-        verdict = self._verdicts.get(kind)
-        if verdict is None or verdict.version != args[self._w]._version:
-            verdict = self._judged(kind, args)
-        if verdict is None or verdict.packed is None or x.data_ptr() % _ALIGNMENT:
-            return self._plain(*args)
-        return self._linear(x, verdict.packed, None if self._b is None else args[self._b])
+    def verdict(self, args: tuple[Any, ...]) -> Verdict | None:
+        """What holds for calls like that with *args*; ``None`` if this is no time to find out.
 
-    def _judged(self, kind: Any, args: tuple[Any, ...]) -> Verdict | None:
-        """The verdict on calls of *kind*; ``None`` if this is no time, or there are too many kinds."""
-        x, version = args[self._x], args[self._w]._version
-        if any(verdict.version != version for verdict in list(self._verdicts.values())):
+        Args:
+            args: The operator's.
+        """
+        x, version = args[self.form.operands.x], args[self.form.operands.weight]._version
+        if any(known.version != version for known in list(self._verdicts.values())):
             self.forget()
-        if kind not in self._verdicts and len(self._verdicts) >= self._weight.packing.kinds:
-            return None
-        if torch._C._len_torch_dispatch_stack() or x.data_ptr() % _ALIGNMENT or x.dim() < 2 or not x.numel():
-            return None
-        if not self._weight.lock.acquire(blocking=False):  # another thread is at it
+        kind = (x.shape, x.stride(), torch.get_num_threads(), torch._C._get_mkldnn_enabled())
+        if kind not in self._verdicts:
+            if len(self._verdicts) >= self.weight.packing.kinds:
+                return Verdict(None, "too many kinds of calls", version)
+            if x.layout is not torch.strided or x.dim() < 2 or not x.numel():
+                return Verdict(None, "no rows", version)
+        if x.data_ptr() % _ALIGNMENT:
+            return MISALIGNED
+        if not self.weight.lock.acquire(blocking=False):  # another thread is at it
             return None
         try:
             with torch.inference_mode(mode=False), torch.no_grad():
-                known = self._verdicts.get(kind)  # another thread may have been faster
+                known = self._verdicts.get(kind)
                 if known is None:
-                    self._verdicts[kind] = known = replace(self._verdict(args), version=version)
+                    self._verdicts[kind] = known = replace(
+                        self._prove(args), version=version, shape=x.shape, stride=x.stride()
+                    )
                 return known
         finally:
-            self._weight.lock.release()
+            self.weight.lock.release()
 
-    def _verdict(self, args: tuple[Any, ...]) -> Verdict:
-        x, weight = args[self._x], args[self._w]
-        matrix = weight.t() if self._form.operands.transposed else weight
+    def _prove(self, args: tuple[Any, ...]) -> Verdict:
+        operands, packing = self.form.operands, self.weight.packing
+        x, weight = args[operands.x], args[operands.weight]
         rows = x.numel() // x.shape[-1]
         try:
-            packed = self._weight.layout(matrix, rows)
+            packed = self.weight.layout(weight.t() if operands.transposed else weight, rows)
         except RuntimeError as error:
             return Verdict(None, f"not packed: {str(error).splitlines()[0]}")
         if packed is None:
-            return Verdict(None, f"it is packed for {self._weight.packing.layouts} numbers of rows already")
+            return Verdict(None, f"it is packed for {packing.layouts} numbers of rows already")
         own = x.detach().clone() if x.is_inference() else x
-        verdict = prove(self._weight.packing, packed, own, self._with(args), self._with(args, packed))
+        other = Proven(self, Verdict(packed, "", weight._version, x.shape, x.stride()), lambda: None)
+        before, after = args[: operands.x], args[operands.x + 1 :]
+        verdict = prove(
+            packing,
+            packed,
+            own,
+            lambda x: self.plain(*before, x, *after),
+            lambda x: other(*before, x, *after),
+        )
         if verdict.packed is not None:
-            self._weight.layouts[rows] = packed
+            self.weight.layouts[rows] = packed
         return verdict
-
-    def _with(
-        self, args: tuple[Any, ...], packed: torch.Tensor | None = None
-    ) -> Callable[[torch.Tensor], torch.Tensor]:
-        """A call with *args*, but for the input: plain, or as one that reads *packed*, look-up included."""
-        trial = PackedLinear(self._form, self._weight)
-        trial._verdicts = _All(Verdict(packed, "", args[self._w]._version))
-        before, after = args[: self._x], args[self._x + 1 :]
-        call = self._plain if packed is None else trial
-        return lambda x: call(*before, x, *after)
 
     def forget(self) -> None:
         """Drop all verdicts, and the packed copies with them."""
-        self._verdicts, self._weight.layouts = {}, {}
-
-    @property
-    def name(self) -> str:
-        """The weight's."""
-        return self._weight.name
+        self._verdicts, self.weight.layouts = {}, {}
 
     def told(self) -> Iterator[tuple[tuple[int, ...], Verdict]]:
         """The sizes of inputs, and what was found about such calls."""
@@ -221,13 +209,32 @@ class PackedLinear:
             yield tuple(shape), verdict
 
 
-class _All(dict[Any, Verdict]):
-    """The same verdict for every kind of call."""
+class Proven:
+    """What is called in place of the operator, in calls of a kind that a packed weight is proven for.
 
-    def __init__(self, verdict: Verdict) -> None:
-        super().__init__()
-        self._verdict = verdict
+    Args:
+        linear: The linear layer.
+        verdict: With the packed weight.
+        stale: Called where the weight was written to since; that call is plain.
+    """
 
-    def get(self, key: Any, default: Any = None) -> Any:
-        hash(key)  # what a look-up costs
-        return self._verdict
+    __name__ = "packed_linear"
+
+    def __init__(self, linear: PackedLinear, verdict: Verdict, stale: Callable[[], None]) -> None:
+        assert verdict.packed is not None
+        operands = linear.form.operands
+        self._x, self._weight = operands.x, operands.weight
+        self._bias = None if linear.form.bias is None else operands.bias
+        self._plain, self._linear = linear.plain, linear.weight.packing.linear
+        self._packed, self._version, self._stale = verdict.packed, verdict.version, stale
+        self._shape, self._stride = verdict.shape, verdict.stride
+
+    def __call__(self, *args: Any) -> Any:
+        """What the operator gives for *args*, bit for bit."""
+        if args[self._weight]._version != self._version:
+            self._stale()
+            return self._plain(*args)
+        x = args[self._x]
+        if x.data_ptr() % _ALIGNMENT or x.shape != self._shape or x.stride() != self._stride:
+            return self._plain(*args)
+        return self._linear(x, self._packed, None if self._bias is None else args[self._bias])

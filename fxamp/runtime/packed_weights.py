@@ -6,13 +6,16 @@ proofs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 
+from fxamp.runtime.lower import FlatCode
+from fxamp.runtime.packed_code import PackedCode, sizes_of_inputs, symbols_of
 from fxamp.runtime.packed_linear import Form, PackedLinear, PackedWeight, form_of
 from fxamp.runtime.prepack import Packing
 
@@ -56,23 +59,43 @@ class PackedWeights:
         self._packing = packing
         self._weights: dict[tuple[int, bool], PackedWeight] = {}
         self._linears: dict[Any, tuple[PackedLinear, torch.Tensor]] = {}
+        self._codes: weakref.WeakSet[PackedCode] = weakref.WeakSet()
         self._plain: dict[str, Prepacked] = {}
         self._refusals: dict[torch.dtype, str] = {}
 
-    def calls(self, graph: Graph, tensors: Mapping[Node, torch.Tensor]) -> dict[Node, PackedLinear]:
-        """What is called for the linear layers of *graph*.
+    def code(
+        self,
+        graph: Graph,
+        tensors: Mapping[Node, torch.Tensor],
+        keep_cast: Callable[..., torch.Tensor] | None,
+        plain: FlatCode,
+    ) -> PackedCode | None:
+        """The flat code of *graph* that may read packed weights; ``None`` if there are none to read.
 
         Args:
             graph: The graph of a program.
             tensors: The rounded weights that its sources stand for.
+            keep_cast: See :func:`~fxamp.runtime.lower.lower`.
+            plain: Its flat code.
         """
+        linears = self._linears_of(graph, tensors)
+        if not linears:
+            return None
+        code = PackedCode(graph, keep_cast, plain, linears)
+        self._codes.add(code)
+        return code
+
+    def _linears_of(self, graph: Graph, tensors: Mapping[Node, torch.Tensor]) -> dict[Node, PackedLinear]:
         found: dict[Node, PackedLinear] = {}
+        where = sizes_of_inputs(graph)
         for node in graph.nodes:
             form = form_of(node)
             if form is None or form.weight not in tensors or (form.bias and form.bias not in tensors):
                 continue
             weight = tensors[form.weight]
             why = self._refusal(weight)
+            if not why and not symbols_of(node.args[form.operands.x]) <= where.keys():
+                why = "the sizes of its input are computed in the call"
             if not why:
                 found[node] = self._linear(form, weight, tensors)
                 continue
@@ -105,7 +128,7 @@ class PackedWeights:
         """A line for each weight and kind of call."""
         rows = list(self._plain.values())
         for linear, weight in list(self._linears.values()):
-            described = linear.name, weight.dtype, tuple(weight.shape)
+            described = linear.weight.name, weight.dtype, tuple(weight.shape)
             verdicts = list(linear.told())
             rows += [Prepacked(*described, sizes, v.packed is not None, v.why) for sizes, v in verdicts]
             if not verdicts:
@@ -116,6 +139,8 @@ class PackedWeights:
         """Drop what was packed: the weights are others now."""
         for linear, _ in list(self._linears.values()):
             linear.forget()
+        for code in list(self._codes):
+            code.forget()
 
     def bytes(self) -> int:
         """What the packed copies take, beside the plain ones."""

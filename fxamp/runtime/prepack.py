@@ -123,11 +123,15 @@ class Verdict:
         packed: The packed weight; ``None`` if such calls stay plain.
         why: For people.
         version: That of the weight.
+        shape: The sizes of the input.
+        stride: Its strides.
     """
 
     packed: torch.Tensor | None
     why: str
     version: int = -1
+    shape: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
 
 
 def prove(

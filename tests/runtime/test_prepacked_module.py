@@ -12,6 +12,7 @@ import pickle
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -405,3 +406,77 @@ def test_vmap_takes_the_plain_path() -> None:
     found, expected = (torch.vmap(lambda one, module=module: module(one))(x) for module in (frozen, plain))
     assert LINEARS == []
     assert equal(found, expected)
+
+
+def test_an_export_has_the_plain_weights(tmp_path: Path) -> None:
+    model, frozen = _frozen()
+    x = torch.randn(2, 16)
+    frozen(x)
+    LINEARS.clear()
+    fxamp.export(frozen, (x,), tmp_path / "model.pt2", check=False)
+    program = torch.export.load(tmp_path / "model.pt2")
+    assert {value.layout for value in program.state_dict.values()} == {torch.strided}
+    assert equal(program.module()(x), _expected(model, x))
+    assert LINEARS == []
+
+
+# --- kinds of calls ---------------------------------------------------------------------------------
+
+
+class Caches(nn.Module):
+    """Projects a token, and joins it to those before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.project = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor, before: Tensor) -> Tensor:
+        """*x*: ``(batch, 1, 16)``, *before*: ``(batch, length, 16)``."""
+        return torch.cat([before, self.project(x)], 1)
+
+
+def test_a_size_that_no_linear_layer_sees_makes_no_kind_of_call() -> None:
+    model, frozen = _frozen(HERE, Caches(), torch.randn(2, 1, 16), torch.randn(2, 3, 16))
+    for length in range(2, 30):
+        x, before = torch.randn(2, 1, 16), torch.randn(2, length, 16)
+        LINEARS.clear()
+        assert equal(frozen(x, before), _expected(model, x, before))
+    assert LINEARS == [2]
+    assert len(frozen.prepacked) == 1
+
+
+def test_where_nothing_is_proven_the_code_is_the_plain_one() -> None:
+    _, frozen = _frozen(replace(HERE, ratio=_slower))
+    x = torch.randn(2, 16)
+    frozen(x), frozen(x)
+    (program,) = frozen._runner.all_programs()
+    assert program.packed.choose([x]) is program.code
+
+
+class Selects(nn.Module):
+    """Projects the rows that a condition on values selects."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.project = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """*x*: ``(rows, 16)``."""
+        return torch.as_tensor(self.project(x[x[:, 0] > 0]))
+
+
+def test_sizes_that_depend_on_values_give_the_same_bits_all_the_same() -> None:
+    model, frozen = _frozen(HERE, Selects(), torch.randn(8, 16))
+    for seed in range(6):
+        x = torch.randn(8, 16, generator=torch.Generator().manual_seed(seed))
+        assert equal(frozen(x), _expected(model, x))
+
+
+def test_a_result_that_another_stride_would_give_is_not_taken_from_a_proof() -> None:
+    model, frozen = _frozen(HERE, Written(functional.linear))
+    frozen(torch.randn(3, 2, 16).to(BF16)), frozen(torch.randn(3, 2, 16).to(BF16))
+    turned = torch.randn(2, 3, 16).to(BF16).transpose(0, 1)
+    for _ in range(3):
+        assert equal(frozen(turned), _expected(model, turned))
