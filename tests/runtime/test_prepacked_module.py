@@ -22,6 +22,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fxamp
+from fxamp.runtime.packed_linear import Proven
 from fxamp.runtime.prepack import Packing
 from tests.models import autocast, equal
 
@@ -474,9 +475,20 @@ def test_sizes_that_depend_on_values_give_the_same_bits_all_the_same() -> None:
         assert equal(frozen(x), _expected(model, x))
 
 
-def test_a_result_that_another_stride_would_give_is_not_taken_from_a_proof() -> None:
-    model, frozen = _frozen(HERE, Written(functional.linear))
-    frozen(torch.randn(3, 2, 16).to(BF16)), frozen(torch.randn(3, 2, 16).to(BF16))
-    turned = torch.randn(2, 3, 16).to(BF16).transpose(0, 1)
-    for _ in range(3):
-        assert equal(frozen(turned), _expected(model, turned))
+def test_a_proof_holds_for_the_sizes_strides_and_addresses_that_it_was_made_for() -> None:
+    _, frozen = _frozen(HERE, Written(functional.linear))
+    x = torch.randn(2, 16)
+    frozen(x), frozen(x)
+    (program,) = frozen._runner.all_programs()
+    scope = program.packed.choose([x]).run.__globals__
+    (proven,) = [value for value in scope.values() if isinstance(value, Proven)]
+    weight, bias = (value for _, value in sorted(frozen.state_dict().items(), reverse=True))
+    others = [
+        torch.randn(3, 16).to(BF16),
+        torch.randn(16, 2).to(BF16).t(),
+        torch.randn(40).to(BF16)[1:33].view(2, 16),
+    ]
+    for one, rows in [(x.to(BF16), [2]), *((other, []) for other in others)]:
+        LINEARS.clear()
+        assert equal(proven(one, weight, bias), functional.linear(one, weight, bias))
+        assert rows == LINEARS
