@@ -8,6 +8,7 @@ held open     one region of eager autocast around all calls, which keeps the cas
 low           ``model.to(low)``, inputs too: other bits, the floor for plain eager code
 fxamp         ``fxamp.convert(model)``, which casts the weights on every call
 frozen        ``fxamp.freeze`` of it
+packed        ``fxamp.freeze(..., prepack="auto")``; left out where no weight is packed, with the reason
 compiled      ``torch.compile(model)`` under autocast (inductor: other bits)
 c. frozen     ``torch.compile(frozen)``
 ============  ================================================================================
@@ -15,10 +16,12 @@ c. frozen     ``torch.compile(frozen)``
 Each round calls all contenders one after the other, in alternating order; ratios are taken within a round,
 and their median and quartiles printed, of the CPU time of this thread.  Counted, not measured: casts and
 operators that the dispatcher sees in a call (views left out), and the peak of bytes: weights, and what a call
-has alive at once.  "same bits" compares all results with those of eager autocast.
+has alive at once.  "same bits" compares all results with those of eager autocast.  A CPU without AVX512 has
+no fast convolutions in bfloat16, so ``--longest`` leaves out models by the time of one call, and says so.
 
     python benchmarks/inference.py [--models gpt mlp] [--contenders autocast frozen] [--dtype float16]
-                                   [--mode inference] [--rounds 21] [--seconds 0.05] [--json FILE] [--list]
+                                   [--mode inference] [--rounds 21] [--seconds 0.05] [--longest 5]
+                                   [--json FILE] [--list]
 
 A run with ``--json`` adds its results to those in the file, so it can be made in pieces.
 """
@@ -51,7 +54,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import fxamp
 from tests.live_bytes import LiveBytes
 
-CONTENDERS = ("float32", "autocast", "held open", "low", "fxamp", "frozen", "compiled", "c. frozen")
+CONTENDERS = ("float32", "autocast", "held open", "low", "fxamp", "frozen", "packed", "compiled", "c. frozen")
 MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "no_grad": torch.no_grad,
     "inference": torch.inference_mode,
@@ -84,6 +87,7 @@ class Result:
     Attributes:
         times: Seconds of a call, by round.
         ratios: Of these to eager autocast's, by round.
+        gains: Of these to the frozen module's, by round, for a packed one.
         bits: Whether the results are those of eager autocast.
         operators: How many the dispatcher sees; -1 where that is not known.
         casts: How many of them change a floating dtype; likewise.
@@ -96,6 +100,7 @@ class Result:
     mode: str
     times: list[float] = field(default_factory=list)
     ratios: list[float] = field(default_factory=list)
+    gains: list[float] = field(default_factory=list)
     bits: bool = False
     operators: int = -1
     casts: int = -1
@@ -140,7 +145,7 @@ def _contender(name: str, case: Case, low: torch.dtype) -> Contender:
         return Contender(name, model, _under_autocast(call, cached, low), compiled=name == "compiled")
     module: Any = fxamp.convert(model, dtype=low)
     if name != "fxamp":
-        module = fxamp.freeze(module, cached)
+        module = fxamp.freeze(module, cached, prepack="auto" if name == "packed" else "off")
     call = torch.compile(module) if name == "c. frozen" else module
     return Contender(name, module, lambda: call(*cached), compiled=name == "c. frozen")
 
@@ -174,11 +179,30 @@ def results_of(name: str, options: argparse.Namespace) -> list[Result]:
         case = make(name)
         torch.compiler.reset()
         with mode():
-            all_of_them = contenders(case, options.contenders, low)
-            expected = _tensors(_warm(all_of_them[options.contenders.index("autocast")]))
+            start = time.perf_counter()
+            expected = _tensors(_contender("autocast", case, low).call())
+            taken = time.perf_counter() - start
+            if taken > options.longest:
+                print(f"left out: {name}, {options.dtype}: a call of eager autocast takes {taken:.1f} s\n")
+                return []
+            all_of_them = contenders(case, [n for n in options.contenders if n != "packed"], low)
+            if "packed" in options.contenders:
+                all_of_them += _packed(case, low)
             found = [_examined(name, each, expected, options) for each in all_of_them]
             _measure(all_of_them, found, options.rounds, options.seconds)
     return found
+
+
+def _packed(case: Case, low: torch.dtype) -> list[Contender]:
+    """The frozen module with packed weights, if there are any."""
+    contender = _contender("packed", case, low)
+    _warm(contender)
+    rows = contender.module.prepacked
+    if any(row.packed for row in rows):
+        return [contender]
+    reasons = dict.fromkeys(row.why for row in rows)
+    print("left out: packed:", "; ".join(reasons) or "no linear layer reads a rounded weight")
+    return []
 
 
 def _warm(contender: Contender) -> Any:
@@ -213,6 +237,8 @@ def _examined(name: str, contender: Contender, expected: list[Tensor], options: 
             stack.enter_context(live)
             contender.call()
         result.operators, result.casts, result.peak = counts.operators, counts.casts, live.peak
+        if isinstance(contender.module, fxamp.FrozenModule):
+            result.peak += contender.module._weights.packed_bytes()
     return result
 
 
@@ -235,8 +261,11 @@ def _measure(these: list[Contender], results: list[Result], rounds: int, budget:
                 contender.call()
                 result.times.append(seconds(contender.call, calls))
         reference = next(result.times[-1] for each, result in pairs if each is eager)
-        for _, result in pairs:
+        frozen = next((result.times[-1] for each, result in pairs if each.name == "frozen"), None)
+        for each, result in pairs:
             result.ratios.append(result.times[-1] / reference)
+            if each.name == "packed" and frozen is not None:
+                result.gains.append(result.times[-1] / frozen)
 
 
 # --- what is printed ----------------------------------------------------------------------------------
@@ -246,19 +275,30 @@ def show(results: list[Result]) -> None:
     """Print a table a model."""
     console = Console(width=110)
     for key in dict.fromkeys((r.model, r.dtype, r.mode) for r in results):
-        table = Table("contender", "us", "/ autocast", "same bits", "casts", "operators", "peak MB")
-        for result in (r for r in results if (r.model, r.dtype, r.mode) == key):
-            low, middle, high = statistics.quantiles(result.ratios, n=4)
+        these = [r for r in results if (r.model, r.dtype, r.mode) == key]
+        gains = any(result.gains for result in these)
+        packed = ["/ frozen"] if gains else []
+        table = Table("contender", "us", "/ autocast", *packed, "same bits", "casts", "operators", "peak MB")
+        for result in these:
             known = result.operators >= 0
             table.add_row(
                 result.contender,
                 f"{statistics.median(result.times) * 1e6:.1f}",
-                f"{middle:.3f} [{low:.3f}, {high:.3f}]",
+                _spread(result.ratios),
+                *([_spread(result.gains)] if gains else []),
                 "yes" if result.bits else "no",
                 *((str(result.casts), str(result.operators), f"{result.peak / 1e6:.2f}") if known else ()),
             )
         console.print(", ".join(key))
         console.print(table)
+
+
+def _spread(ratios: list[float]) -> str:
+    """The median and the quartiles."""
+    if not ratios:
+        return ""
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return f"{middle:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def _options() -> argparse.Namespace:
@@ -271,6 +311,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--mode", default="no_grad", choices=tuple(MODES))
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--seconds", type=float, default=0.05, help="of eager autocast, in each round")
+    parser.add_argument("--longest", type=float, default=5.0, help="seconds of a call of eager autocast")
     parser.add_argument("--json", type=Path, help="add the results to this file")
     parser.add_argument("--list", action="store_true", help="print the names of the models")
     options = parser.parse_args()
@@ -289,7 +330,7 @@ def main() -> None:
     for name in names:
         results = results_of(name, options)
         show(results)
-        if options.json:
+        if options.json and results:
             known = json.loads(options.json.read_text()) if options.json.exists() else []
             options.json.write_text(json.dumps([*known, *map(asdict, results)], indent=1))
 

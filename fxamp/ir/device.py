@@ -51,51 +51,47 @@ class Device:
 
 
 def _gpu(
-    name: str, bandwidth: float, half: float, single: float, source: str, *, bf16: bool = True
+    name: str, bandwidth: float, half: float, single: float, *, source: str, bf16: bool = True
 ) -> Device:
     rates = {torch.float16: half, torch.float32: single} | ({torch.bfloat16: half} if bf16 else {})
     return Device(name, bandwidth, LAUNCH, MappingProxyType(rates), source)
 
 
+# Each figure was compared with the pages in its row, which quote NVIDIA (read in December 2026); a rate that
+# is published for sparse matrices only is halved.  "GCP" is the table of GPUs of Google Cloud, as quoted at
+# huggingface.co/spaces/Elfsong/gcp_allocator.
+# fmt: off
 DEVICES: Mapping[str, Device] = MappingProxyType(
     {
         "T4": _gpu(
-            "T4", 320e9, 65e12, 8.1e12, "NVIDIA T4 datasheet: 320+ GB/s, 65 and 8.1 TFLOPS", bf16=False
+            "T4", 320e9, 65e12, 8.1e12, bf16=False,
+            source="320 GB/s, 65 and 8.1 TFLOPS: sysrqmts.com/en/gpus/nvidia/tesla/t4; 320 and 8.1: GCP",
         ),
         "V100": _gpu(
-            "V100 SXM2",
-            900e9,
-            125e12,
-            15.7e12,
-            "NVIDIA V100 datasheet: 900 GB/s, 125, 15.7 TFLOPS",
-            bf16=False,
+            "V100 SXM2", 900e9, 125e12, 15.7e12, bf16=False,
+            source="900 GB/s, 15.7 TFLOPS: GCP; 125: developer.nvidia.com/programming-tensor-cores-cuda-9-0",
         ),
         "A100": _gpu(
-            "A100 80GB SXM", 2039e9, 312e12, 19.5e12, "NVIDIA A100 datasheet: 2,039 GB/s, 312 and 19.5 TFLOPS"
+            "A100 80GB SXM", 2039e9, 312e12, 19.5e12,
+            source="2,039 GB/s, 312 and 19.5 TFLOPS: NVIDIA A100 datasheet, "
+            "quoted at glennklockwood.com/garden/processors/A100",
         ),
         "L4": _gpu(
-            "L4",
-            300e9,
-            121e12,
-            30.3e12,
-            "NVIDIA L4 datasheet: 300 GB/s, 242 TFLOPS with sparsity, 30.3 TFLOPS",
+            "L4", 300e9, 121e12, 30.3e12,
+            source="300 GB/s and 30.3 TFLOPS: GCP; 242 with sparsity: grokipedia.com/page/NVIDIA_L4_vs_L40S",
         ),
         "H100": _gpu(
-            "H100 SXM",
-            3.35e12,
-            989e12,
-            67e12,
-            "NVIDIA H100 datasheet: 3.35 TB/s, 1,979 with sparsity, 67 TFLOPS",
+            "H100 SXM", 3.35e12, 989.4e12, 66.9e12,
+            source="3.35 TB/s, 989.4 and 66.9 TFLOPS: glennklockwood.com/garden/processors/h100; "
+            "1,979 with sparsity and 67 on archive-lib.hpctech.co.jp/gpuproduct/nvidia-h100.html",
         ),
         "H200": _gpu(
-            "H200 SXM",
-            4.8e12,
-            989e12,
-            67e12,
-            "NVIDIA H200 datasheet: 4.8 TB/s, 1,979 with sparsity, 67 TFLOPS",
+            "H200 SXM", 4.8e12, 989.4e12, 66.9e12,
+            source="4.8 TB/s, the chip of the H100: aiminingco.com/gpu/h200/specs",
         ),
     }
 )
+# fmt: on
 """float32 rates are without TF32, as in PyTorch by default."""
 
 

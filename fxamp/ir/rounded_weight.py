@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.autograd.graph import increment_version
 
 from fxamp.errors import FrozenError
 
@@ -60,7 +61,7 @@ class RoundedWeight(torch.Tensor):
             return RoundedWeight(args[0].low)
         if func is torch.ops.aten.copy_.default and not isinstance(args[1], RoundedWeight):
             args[0].low.copy_(args[1].to(torch.float32))  # by way of float32, as in the model
-            torch.autograd.graph.increment_version(args[0].low)  # which is not counted down here
+            increment_version(args[0].low)  # below autograd, which does it else
             return args[0]
         raise FrozenError(
             f"{func.name()} needs a float32 weight of which only the low precision copy is kept\n"

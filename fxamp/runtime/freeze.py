@@ -15,6 +15,7 @@ from fxamp.ir.rounded_weight import RoundedWeight
 from fxamp.runtime.amp_module import AmpModule
 from fxamp.runtime.copy_tree import copy_tree
 from fxamp.runtime.frozen_module import FrozenModule
+from fxamp.runtime.prepack import Packing, packing_of
 from fxamp.runtime.rounding import Uses, uses_in
 from fxamp.runtime.runner import Runner
 from fxamp.runtime.undo import Undo
@@ -28,6 +29,7 @@ def freeze(
     example_kwargs: Mapping[str, Any] | None = None,
     *,
     consume: bool = False,
+    prepack: str | Packing = "off",
 ) -> FrozenModule:
     """An inference-only copy of a converted model, whose weights are cast once and stored once.
 
@@ -48,10 +50,14 @@ def freeze(
         consume: Take the weights out of *amp* and its model, one by one, instead of copying them.  Both are
             of no use afterwards: calling them raises.  The peak of memory is then that of the float32 model
             and its smallest rounded weight; without, that of the float32 model and the frozen one.
+        prepack: ``"auto"`` multiplies by weights in oneDNN's own layout in those linear layers, on the CPU,
+            where a check in the first call of a kind shows the same bits and a gain in time.  The packed
+            copies take memory beside the plain ones, and ``frozen.prepacked`` tells of each weight what
+            became of it.  A :class:`~fxamp.runtime.prepack.Packing` has other bounds.  ``"off"``: never.
 
     Raises:
         ArgumentError: *amp* is not a converted module, was never called for inference and there is no
-            example, or its model cannot be copied.
+            example, or its model cannot be copied; or *prepack* means nothing.
         FrozenError: *amp* was consumed before.
 
     Example:
@@ -61,6 +67,7 @@ def freeze(
         >>> frozen.state_dict()["weight"].dtype
         torch.bfloat16
     """
+    packing = packing_of(prepack)
     source = _source_of(amp)
     example = (tuple(example_args or ()), dict(example_kwargs or {}))
     has_example = example_args is not None or example_kwargs is not None
@@ -83,7 +90,7 @@ def freeze(
             _consume(amp, source)
         named = source.named_parameters(remove_duplicate=False)
         unfolded = frozenset(name for name, weight in named if id(weight) in uses.eager)
-        frozen = FrozenModule(tree, amp._options, unfolded)
+        frozen = FrozenModule(tree, amp._options, unfolded, packing)
     if has_example:
         frozen.capture(*example[0], **example[1])
     return frozen

@@ -19,6 +19,8 @@ from fxamp.runtime.copy_tree import copy_tree
 from fxamp.runtime.frozen_runner import FrozenRunner
 from fxamp.runtime.frozen_weights import FrozenWeights
 from fxamp.runtime.options import Options
+from fxamp.runtime.packed_weights import Prepacked
+from fxamp.runtime.prepack import Packing
 
 __all__ = ["FrozenModule"]
 
@@ -45,16 +47,24 @@ class FrozenModule(nn.Module):
     _tree: nn.Module
     _options: Options
     _unfolded: frozenset[str]
+    _packing: Packing | None
     _region: Region
     _weights: FrozenWeights
     _runner: FrozenRunner
 
-    def __init__(self, tree: nn.Module, options: Options, unfolded: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        tree: nn.Module,
+        options: Options,
+        unfolded: frozenset[str] = frozenset(),
+        packing: Packing | None = None,
+    ) -> None:
         super().__init__()
         self.training = False
         self.__dict__["_tree"] = tree  # no child: nobody is to find its modules
         self.__dict__["_options"] = options
         self.__dict__["_unfolded"] = unfolded
+        self.__dict__["_packing"] = packing
         policy = options.policy
         self.__dict__["_region"] = Region(policy.device_type, enabled=True, dtype=policy.low)
         self._begin()
@@ -62,7 +72,8 @@ class FrozenModule(nn.Module):
     def _begin(self) -> None:
         """Forget all programs."""
         named = self._tree.named_parameters(remove_duplicate=False)
-        weights = FrozenWeights(frozenset(id(weight) for name, weight in named if name in self._unfolded))
+        unfolded = frozenset(id(weight) for name, weight in named if name in self._unfolded)
+        weights = FrozenWeights(unfolded, self._packing)
         self.__dict__["_weights"] = weights
         self.__dict__["_runner"] = FrozenRunner(self._tree, "", self._options, weights)
 
@@ -109,6 +120,15 @@ class FrozenModule(nn.Module):
     graph_modules = vars(AmpModule)["graph_modules"]
     eager_modules = vars(AmpModule)["eager_modules"]
     report = vars(AmpModule)["report"]
+
+    @property
+    def prepacked(self) -> tuple[Prepacked, ...]:
+        """Which weights are read packed in which calls, and why others are not; ``()`` for ``prepack="off"``.
+
+        Packed copies belong to the machine: they are made in the first calls, and are in no copy, pickle or
+        ``state_dict``.
+        """
+        return self._weights.prepacked()
 
     # --- what does not go ---------------------------------------------------------------------------
 
@@ -232,17 +252,19 @@ class FrozenModule(nn.Module):
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FrozenModule:
-        copied = FrozenModule(copy.deepcopy(self._tree, memo), self._options, self._unfolded)
+        copied = FrozenModule(copy.deepcopy(self._tree, memo), self._options, self._unfolded, self._packing)
         memo[id(self)] = copied
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return FrozenModule, (self._tree, self._options, self._unfolded)
+        return FrozenModule, (self._tree, self._options, self._unfolded, self._packing)
 
     def extra_repr(self) -> str:
         """The policy, and how many bytes the weights take."""
         weights = [*self.parameters(), *self._weights.copies(), *self._weights.derived()]
-        return f"policy={self._options.policy}, weights: {sum(weight.nbytes for weight in weights):,} bytes"
+        total, packed = sum(weight.nbytes for weight in weights), self._weights.packed_bytes()
+        beside = f", packed beside them: {packed:,} bytes" if self._packing is not None else ""
+        return f"policy={self._options.policy}, weights: {total:,} bytes{beside}"
 
 
 def _stored(tensor: torch.Tensor) -> torch.Tensor:

@@ -30,6 +30,10 @@ from fxamp.passes.base import Pass
 from fxamp.passes.fold_weight_arithmetic import FoldWeightArithmetic
 from fxamp.passes.fold_weight_casts import FoldWeightCasts
 from fxamp.runtime.derived_weights import Derived, DerivedWeights, has_version
+from fxamp.runtime.lower import FlatCode
+from fxamp.runtime.packed_code import PackedCode
+from fxamp.runtime.packed_weights import PackedWeights, Prepacked
+from fxamp.runtime.prepack import Packing
 from fxamp.runtime.watch import Slot, TensorWatch
 
 __all__ = ["FrozenTensors", "FrozenWeights"]
@@ -40,12 +44,14 @@ class FrozenWeights:
 
     Args:
         unfolded: Weights, by ``id``, whose casts stay in the graphs, since eager code uses them too.
+        packing: How they are packed; ``None`` for not at all.
     """
 
-    def __init__(self, unfolded: frozenset[int] = frozenset()) -> None:
+    def __init__(self, unfolded: frozenset[int] = frozenset(), packing: Packing | None = None) -> None:
         self._unfolded = unfolded
         self._copies: dict[tuple[int, torch.dtype], _Copy] = {}
         self._derived = DerivedWeights()
+        self._packs = None if packing is None else PackedWeights(packing)
 
     def fold(
         self,
@@ -131,11 +137,13 @@ class FrozenWeights:
         return self._copies[key].low
 
     def refresh(self) -> None:
-        """Round anew what has been written to, and compute anew what is derived of it."""
+        """Round and compute anew what has been written to, and forget what was packed."""
         for copy in self._copies.values():
             copy.refresh()
         for derived in self._derived.all():
             derived.refresh()
+        if self._packs is not None:
+            self._packs.forget()
 
     def watch(
         self, graph: Graph, sources: Mapping[Node, Source], slots: Sequence[Slot], root: nn.Module
@@ -152,6 +160,34 @@ class FrozenWeights:
             copies=[copy for copy in self._copies.values() if id(copy.low) in read],
             derived=derived,
         )
+
+    def packed_code(
+        self,
+        graph: Graph,
+        sources: Mapping[Node, Source],
+        keep_cast: Callable[..., torch.Tensor] | None,
+        plain: FlatCode,
+    ) -> PackedCode | None:
+        """The flat code of *graph* that may read packed weights; ``None`` if there is nothing to pack.
+
+        Args:
+            graph: A graph as :meth:`fold` leaves it.
+            sources: What its ``get_attr`` nodes stand for.
+            keep_cast: See :func:`~fxamp.runtime.lower.lower`.
+            plain: Its flat code.
+        """
+        if self._packs is None:
+            return None
+        tensors = {node: source.tensor for node, source in sources.items() if isinstance(source, Constant)}
+        return self._packs.code(graph, tensors, keep_cast, plain)
+
+    def prepacked(self) -> tuple[Prepacked, ...]:
+        """What became of each weight that a linear layer reads; ``()`` if none is to be packed."""
+        return () if self._packs is None else self._packs.told()
+
+    def packed_bytes(self) -> int:
+        """What the packed copies take."""
+        return 0 if self._packs is None else self._packs.bytes()
 
     def copies(self) -> list[torch.Tensor]:
         """The rounded copies that are kept beside float32 weights."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import keyword
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -53,15 +54,20 @@ class FlatCode:
     run: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], tuple[Any, ...]]
 
 
-def lower(graph: Graph, keep_cast: Callable[..., torch.Tensor] | None = None) -> FlatCode:
+def lower(
+    graph: Graph,
+    keep_cast: Callable[..., torch.Tensor] | None = None,
+    calls: Mapping[Node, Callable[..., Any]] = MappingProxyType({}),
+) -> FlatCode:
     """Write *graph* as flat code.
 
     Args:
         graph: A graph that the verifier accepts.
         keep_cast: Called as ``keep_cast(tensor, dtype)`` for the casts that eager keeps for the length of a
             region; used where several programs run inside one region and share those casts.
+        calls: What is called for some nodes instead of their operators, with the same arguments.
     """
-    writer = _Writer(graph, keep_cast)
+    writer = _Writer(graph, keep_cast, calls)
     text = writer.write()
     scope = dict(writer.scope)
     scope[ORIGINS] = writer.origins
@@ -73,6 +79,7 @@ def lower(graph: Graph, keep_cast: Callable[..., torch.Tensor] | None = None) ->
 class _Writer:
     graph: Graph
     keep_cast: Callable[..., torch.Tensor] | None
+    calls: Mapping[Node, Callable[..., Any]]
     scope: dict[str, Any] = field(default_factory=dict)
     names: dict[Node, str] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
@@ -158,7 +165,7 @@ class _Writer:
         return f"{self._text(value)}.{_CAST_METHODS[dtype]}()"
 
     def _function(self, node: Node) -> str:
-        target: Any = node.target
+        target: Any = self.calls.get(node, node.target)
         if isinstance(target, OpOverload):
             args, kwargs = map_arg((node.args, node.kwargs), _kind)
             target = direct_call(target, tuple(args), dict(kwargs)) or target

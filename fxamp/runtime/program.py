@@ -34,6 +34,7 @@ from fxamp.runtime.cast_scope import cast_scope
 from fxamp.runtime.cast_scope import keep_cast as keep
 from fxamp.runtime.frozen_weights import FrozenTensors, FrozenWeights
 from fxamp.runtime.lower import FlatCode, lower
+from fxamp.runtime.packed_code import PackedCode
 from fxamp.runtime.undo import written
 from fxamp.runtime.watch import Slot, TensorWatch
 
@@ -90,6 +91,7 @@ class Program:
     Attributes:
         module: The rewritten graph; its attributes are the model's own tensors.
         code: The flat code that is run.
+        packed: What has other code where packed weights may be read; the bits are the same.
         guard: Which sizes, and which numbers read, it serves.
         sizes: Which sizes were symbolic when it was captured.
         inputs: What it gets, from the values of the call; those of a first segment are the call's own.
@@ -127,6 +129,7 @@ class Program:
     _write_back: tuple[Slot, ...]
     _single: bool = field(default=False)
     scoped: bool = False
+    packed: PackedCode | None = None
     training: bool = False
     grad: bool = False
     branches: list[Branch] = field(default_factory=list)
@@ -175,7 +178,8 @@ class Program:
 
     def outputs(self, leaves: Sequence[Any], tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         """The outputs of the graph."""
-        return _run(self.code, leaves, tensors)
+        code = self.code if self.packed is None else self.packed.choose(leaves)
+        return _run(code, leaves, tensors)
 
     def modules(self) -> tuple[GraphModule, ...]:
         """The graphs of this segment: its own, and that of the operator at its end."""
@@ -233,7 +237,9 @@ def build_program(
         module.meta.update(meta)
         slots = _slots(module.graph, sources, root)
         module.graph.lint()
-    code = lower(module.graph, keep if captured.blocks else keep_cast)
+    keeps = keep if captured.blocks else keep_cast
+    code = lower(module.graph, keeps)
+    packed = None if weights is None else weights.packed_code(module.graph, sources, keeps, code)
     operator = _operator(captured, root)
     module.meta["sizes"] = dict(captured.env.replacements)
     _forget_fakes(module)
@@ -241,6 +247,7 @@ def build_program(
     return Program(
         module=module,
         code=code,
+        packed=packed,
         guard=shape_guard(captured.opening, captured.env),
         sizes=sizes,
         inputs=_inputs(captured.origins, captured),

@@ -2,7 +2,8 @@
 
 Dynamo runs the module's Python on stand-ins of the arguments.  So the choice of a program must be plain
 Python on them, and the rounded weights must be buffers of a module, which CUDA graphs take for static.  A
-program fits where its arguments are tensors and constants, it is one graph, it assigns nothing, and it was
+program fits where its arguments are tensors and constants, it is one graph, it assigns nothing, no kernel in
+it consults autocast itself (compilers trace below autocast, where such a kernel finds it off), and it was
 captured under ``no_grad``: Dynamo cannot tell whether inference mode is on.
 """
 
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 
 from fxamp.capture.structure import Spec
+from fxamp.ir.regions import run_in_region
 from fxamp.runtime.program import Program
 
 __all__ = ["Traceable", "traceable"]
@@ -98,6 +100,7 @@ def traceable(program: Program, key: Any) -> Traceable | None:
         or not plain
         or aliases not in (None, tuple(range(len(described))))
         or not program.is_plain
+        or any(node.target is run_in_region for node in program.module.graph.nodes)
     ):
         return None
     tensors = program.tensors()

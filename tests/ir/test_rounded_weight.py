@@ -93,3 +93,11 @@ def test_it_is_saved_and_loaded() -> None:
     one, two = torch.load(file, weights_only=False)
     assert one is two
     assert torch.equal(one.low, weight.low)
+
+
+def test_a_write_shows_in_the_version_of_what_is_stored() -> None:
+    weight = RoundedWeight(torch.zeros(2, dtype=torch.bfloat16))
+    before = weight.low._version
+    with torch.no_grad():
+        weight.copy_(torch.ones(2))
+    assert weight.low._version > before

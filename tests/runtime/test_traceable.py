@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fxamp
-from tests.models import SmallCNN, autocast
+from tests.models import SmallCNN, SmallTransformer, autocast
 
 BF16 = torch.bfloat16
 
@@ -114,3 +114,13 @@ def test_other_kinds_of_inputs_take_their_own_programs() -> None:
         expected = [frozen(x) for x in inputs]
         compiled = _compiled(frozen, Counter())
         assert all(torch.equal(compiled(x), out) for x, out in zip(inputs, expected, strict=True))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_kernel_that_consults_autocast_itself_runs_beside_the_compiled_code(backend: str) -> None:
+    tokens = torch.randint(0, 30, (2, 5))
+    frozen = _frozen(SmallTransformer(), tokens)  # the fast path of nn.TransformerEncoderLayer
+    with torch.no_grad():
+        compiled: Any = torch.compile(frozen, backend=backend)
+        found = compiled(tokens)
+        assert torch.equal(found["logits"], frozen(tokens)["logits"])
