@@ -24,6 +24,8 @@ from torch.export.graph_signature import OutputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
 from fxamp.errors import ExportError
+from fxamp.export.onnx_attention import scaled_dot_product_attention
+from fxamp.export.onnx_split import split, split_with_sizes
 
 __all__ = ["Translation", "output_names", "translate"]
 
@@ -31,6 +33,15 @@ _OPSETS = MappingProxyType({
     torch.float16: 20,   # all of torchlib's operators take float16 in it, and runtimes since 2024 read it
     torch.bfloat16: 22,  # the first in which convolutions and pools take bfloat16
 })  # fmt: skip
+
+_OURS = MappingProxyType(
+    {
+        torch.ops.aten.scaled_dot_product_attention.default: scaled_dot_product_attention,
+        torch.ops.aten.split.Tensor: split,
+        torch.ops.aten.split_with_sizes.default: split_with_sizes,
+    }
+)
+"""Operators whose translation by torch's exporter rounds where torch's kernels do not, or needs casts."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +74,9 @@ def translate(
     with _quiet():
         try:
             exported: Any = torch.onnx.export(
-                program, (), dynamo=True, optimize=False, verbose=False, opset_version=_OPSETS[low]
-            )
+                program, (), dynamo=True, optimize=False, verbose=False, opset_version=_OPSETS[low],
+                custom_translation_table=dict(_OURS),
+            )  # fmt: skip
         except Exception as error:
             raise ExportError(f"torch.onnx.export refuses the program: {_told(error, program)}") from error
     model: ir.Model = exported.model
