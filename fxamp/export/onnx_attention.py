@@ -1,9 +1,10 @@
 """Attention in ONNX's operators, rounded where torch's kernels round it.
 
 A kernel of torch takes queries, keys and values in low precision and keeps the scores in float32: it
-multiplies them by a scale that no low precision dtype has, and sums what they weigh before it rounds.  torch's
-exporter writes all of it in low precision, and multiplies queries and keys by a root of the scale that is
-rounded itself.  Against torch's kernel on the CPU, 64 keys of size 48, each operator rounded as the file says:
+multiplies them by a scale that no low precision dtype has, and sums what they weigh before it rounds.
+torch's exporter writes all of it in low precision, and multiplies queries and keys by a root of the scale
+that is rounded itself.  Against torch's kernel on the CPU, 64 keys of size 48, each operator rounded as the
+file says:
 
 =========================  =====  =======================================  ================================
 what is in float32         casts  decibels in float16, by the deviation    decibels in bfloat16, likewise
@@ -29,10 +30,11 @@ import math
 from typing import Any
 
 import onnx_ir as ir
-from onnxscript.onnx_opset import opset20 as op
+from onnxscript import onnx_opset
 
 __all__ = ["scaled_dot_product_attention"]
 
+op: Any = onnx_opset.opset20  # what its operators take is annotated for arrays
 _HEADS = -3  # the dimension of them
 
 
@@ -49,7 +51,7 @@ def scaled_dot_product_attention(
     """What ``torch.nn.functional.scaled_dot_product_attention`` gives; nothing is dropped out.
 
     Args:
-        query: Shape ``(..., heads, L, E)``, any floating dtype, which the result has; at least two dimensions.
+        query: Shape ``(..., heads, L, E)``, any floating dtype, which the result has; two dimensions or more.
         key: Shape ``(..., heads, S, E)``, the same dtype.
         value: Shape ``(..., heads, S, V)``, the same dtype.
         attn_mask: Broadcasts to ``(..., heads, L, S)``; bool, or a floating one that is added to the scores.
@@ -111,8 +113,8 @@ def _size(value: Any, axis: int) -> Any:
 # --- masks --------------------------------------------------------------------------------------------
 
 
-# The softmax of a row without keys would be NaN.  To replace NaN by zero would hide those of the model, so the
-# rows are looked for in the mask.
+# The softmax of a row without keys would be NaN.  To replace NaN by zero would hide those of the model, so
+# the rows are looked for in the mask.
 
 
 def _masked(scores: Any, mask: Any, wide: ir.DataType) -> Any:

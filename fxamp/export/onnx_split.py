@@ -15,13 +15,15 @@ of other sizes, or unknown ones     a sequence
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import onnx_ir as ir
-from onnxscript.onnx_opset import opset20 as op
+from onnxscript import onnx_opset
 
 __all__ = ["split", "split_with_sizes"]
+
+op: Any = onnx_opset.opset20  # what its operators take is annotated for arrays
 
 
 def split(self: Any, split_size: Any, dim: int = 0) -> Any:
@@ -56,7 +58,7 @@ def _parts(whole: Any, sizes: Sequence[int], dim: int) -> Any:
     if whole.dtype != ir.DataType.BFLOAT16:
         return op.SplitToSequence(whole, op.Constant(value_ints=list(sizes)), axis=dim)
     bounds = list(accumulate(sizes, initial=0))
-    return tuple(_slice(whole, start, end, dim) for start, end in zip(bounds, bounds[1:], strict=False))
+    return tuple(_slice(whole, start, end, dim) for start, end in pairwise(bounds))
 
 
 def _equal(size: int, count: int) -> list[int]:

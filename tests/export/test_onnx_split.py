@@ -1,4 +1,4 @@
-"""Parts of a tensor: no cast for the sake of a sequence; where a sequence stays, its tensors have one dtype."""
+"""Parts of a tensor: no cast for the sake of a sequence; if one stays, its tensors have one dtype."""
 
 from __future__ import annotations
 
