@@ -85,7 +85,7 @@ def _cast(value: Any, dtype: ir.DataType, to: ir.DataType) -> Any:
     return value if dtype == to else op.Cast(value, to=int(to))
 
 
-def _number(number: float, dtype: ir.DataType) -> Any:
+def _number(number: Any, dtype: ir.DataType) -> Any:
     return op.Constant(value=ir.tensor(number, dtype=dtype))
 
 

@@ -34,7 +34,7 @@ _OPSETS = MappingProxyType({
     torch.bfloat16: 22,  # the first in which convolutions and pools take bfloat16
 })  # fmt: skip
 
-_OURS = MappingProxyType(
+_OURS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
         torch.ops.aten.scaled_dot_product_attention.default: scaled_dot_product_attention,
         torch.ops.aten.split.Tensor: split,
