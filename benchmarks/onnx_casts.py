@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnx
 
-__all__ = ["Casts", "casts_of"]
+__all__ = ["Casts", "casts_in", "casts_of"]
 
 _T = onnx.TensorProto
 _SMALLER = {
@@ -31,12 +31,16 @@ class Casts:
         of_weights: Those that read an initializer or a ``Constant``.
         chains: Those that read the result of another.
         roundings: Those of the chains whose first cast loses bits, and so cannot be left out.
+        idle: Those to the dtype that is there.
+        repeated: Those of a value to a dtype that it is cast to already.
     """
 
     all: int
     of_weights: int
     chains: int
     roundings: int
+    idle: int
+    repeated: int
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,11 @@ class _Scope:
 
 def casts_of(path: Path) -> Casts:
     """Count in the file *path*; its external data is not read."""
-    model = onnx.load(str(path), load_external_data=False)
+    return casts_in(onnx.load(str(path), load_external_data=False))
+
+
+def casts_in(model: onnx.ModelProto) -> Casts:
+    """Count in *model*."""
     found = [*_nodes(model.graph, _Scope(frozenset(), {}, {}))]
     for function in model.functions:
         found += _nodes(function, _Scope(frozenset(), {}, {}))
@@ -61,6 +69,8 @@ def casts_of(path: Path) -> Casts:
         sum(node.input[0] in scope.constants for node, scope in casts),
         len(chained),
         sum(_loses(scope.casts[node.input[0]], scope) for node, scope in chained),
+        sum(scope.dtypes.get(node.input[0]) == _to(node) for node, scope in casts),
+        len(casts) - len({(id(scope), node.input[0], _to(node)) for node, scope in casts}),
     )
 
 
@@ -85,6 +95,10 @@ def _nodes(
 
 def _loses(node: onnx.NodeProto, scope: _Scope) -> bool:
     """Whether a cast is known to change values."""
-    to = next(attribute.i for attribute in node.attribute if attribute.name == "to")
+    to = _to(node)
     given = scope.dtypes.get(node.input[0])
     return given is not None and given != to and given not in _SMALLER.get(to, ())
+
+
+def _to(node: onnx.NodeProto) -> int:
+    return next(attribute.i for attribute in node.attribute if attribute.name == "to")
