@@ -82,7 +82,9 @@ def _nodes(
     if isinstance(graph, onnx.GraphProto):
         made |= {weight.name for weight in graph.initializer}
     casts = {node.output[0]: node for node in graph.node if node.op_type == "Cast"}
-    values = [*graph.value_info, *(graph.input if isinstance(graph, onnx.GraphProto) else ())]
+    values = list(graph.value_info)
+    if isinstance(graph, onnx.GraphProto):
+        values += [*graph.input, *graph.output]
     dtypes = {value.name: value.type.tensor_type.elem_type for value in values}
     scope = _Scope(outer.constants | made, {**outer.casts, **casts}, {**outer.dtypes, **dtypes})
     for node in graph.node:
@@ -101,4 +103,4 @@ def _loses(node: onnx.NodeProto, scope: _Scope) -> bool:
 
 
 def _to(node: onnx.NodeProto) -> int:
-    return next(attribute.i for attribute in node.attribute if attribute.name == "to")
+    return int(next(attribute.i for attribute in node.attribute if attribute.name == "to"))
