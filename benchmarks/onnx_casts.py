@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import onnx
 
@@ -97,7 +98,7 @@ def _nodes(
 
 def _loses(node: onnx.NodeProto, scope: _Scope) -> bool:
     """Whether a cast is known to change values."""
-    to = _to(node)
+    to: Any = _to(node)
     given = scope.dtypes.get(node.input[0])
     return given is not None and given != to and given not in _SMALLER.get(to, ())
 
