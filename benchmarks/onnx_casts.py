@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import onnx
 
-__all__ = ["Casts", "casts_of"]
+__all__ = ["Casts", "casts_in", "casts_of"]
 
 _T = onnx.TensorProto
 _SMALLER = {
@@ -31,12 +32,16 @@ class Casts:
         of_weights: Those that read an initializer or a ``Constant``.
         chains: Those that read the result of another.
         roundings: Those of the chains whose first cast loses bits, and so cannot be left out.
+        idle: Those to the dtype that is there.
+        repeated: Those of a value to a dtype that it is cast to already.
     """
 
     all: int
     of_weights: int
     chains: int
     roundings: int
+    idle: int
+    repeated: int
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,11 @@ class _Scope:
 
 def casts_of(path: Path) -> Casts:
     """Count in the file *path*; its external data is not read."""
-    model = onnx.load(str(path), load_external_data=False)
+    return casts_in(onnx.load(str(path), load_external_data=False))
+
+
+def casts_in(model: onnx.ModelProto) -> Casts:
+    """Count in *model*."""
     found = [*_nodes(model.graph, _Scope(frozenset(), {}, {}))]
     for function in model.functions:
         found += _nodes(function, _Scope(frozenset(), {}, {}))
@@ -61,6 +70,8 @@ def casts_of(path: Path) -> Casts:
         sum(node.input[0] in scope.constants for node, scope in casts),
         len(chained),
         sum(_loses(scope.casts[node.input[0]], scope) for node, scope in chained),
+        sum(scope.dtypes.get(node.input[0]) == _to(node) for node, scope in casts),
+        len(casts) - len({(id(scope), node.input[0], _to(node)) for node, scope in casts}),
     )
 
 
@@ -72,7 +83,9 @@ def _nodes(
     if isinstance(graph, onnx.GraphProto):
         made |= {weight.name for weight in graph.initializer}
     casts = {node.output[0]: node for node in graph.node if node.op_type == "Cast"}
-    values = [*graph.value_info, *(graph.input if isinstance(graph, onnx.GraphProto) else ())]
+    values = list(graph.value_info)
+    if isinstance(graph, onnx.GraphProto):
+        values += [*graph.input, *graph.output]
     dtypes = {value.name: value.type.tensor_type.elem_type for value in values}
     scope = _Scope(outer.constants | made, {**outer.casts, **casts}, {**outer.dtypes, **dtypes})
     for node in graph.node:
@@ -85,6 +98,10 @@ def _nodes(
 
 def _loses(node: onnx.NodeProto, scope: _Scope) -> bool:
     """Whether a cast is known to change values."""
-    to = next(attribute.i for attribute in node.attribute if attribute.name == "to")
+    to: Any = _to(node)
     given = scope.dtypes.get(node.input[0])
     return given is not None and given != to and given not in _SMALLER.get(to, ())
+
+
+def _to(node: onnx.NodeProto) -> int:
+    return int(next(attribute.i for attribute in node.attribute if attribute.name == "to"))

@@ -75,7 +75,7 @@ class Artifact:
 
     def to_json(self) -> str:
         """The text that is stored."""
-        return json.dumps({"version": _VERSION, **asdict(self)}, indent=1)
+        return json.dumps({"version": _VERSION, **asdict(self)}, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Artifact:

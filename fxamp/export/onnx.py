@@ -3,11 +3,13 @@
 ===============  =======================================================================================
 step             module
 ===============  =======================================================================================
-translate        ``onnx_translate``: torch's exporter, names, the opset
+translate        ``onnx_translate``: torch's exporter, names, the opset; ``onnx_attention``,
+                 ``onnx_rounded``, ``onnx_split``: operators that it rounds or casts too often
 legalize         ``onnx_legalize``: no operator has dtypes that ONNX forbids
 tidy             ``onnx_tidy``: no cast of a weight, no constant arithmetic
 write            ``onnx_write``: one file, or two from 1.5 GiB of weights on
-check            ``onnx_check``: ONNX's checker, then onnxruntime in a fresh process
+check            ``onnx_check``: ONNX's checker, then onnxruntime in a fresh process; ``onnx_blame``:
+                 where noise comes in
 ===============  =======================================================================================
 """
 

@@ -27,7 +27,7 @@ from fxamp.errors import ExportError
 from fxamp.export import onnx_reload
 from fxamp.export.check import end_of, environment
 from fxamp.export.onnx_kernels import lacking
-from fxamp.export.onnx_widen import widen
+from fxamp.export.onnx_widen import widen, widen_float16
 from fxamp.export.onnx_write import save_copy
 
 __all__ = ["ENOUGH", "Distance", "Loaded", "as_arrays", "check_model", "measure", "run_in_fresh_process"]
@@ -71,8 +71,15 @@ class Loaded:
     widened: bool = False
 
 
-def run_in_fresh_process(path: Path, inputs: Mapping[str, np.ndarray[Any, Any]]) -> Loaded:
+def run_in_fresh_process(
+    path: Path, inputs: Mapping[str, np.ndarray[Any, Any]], *, rounds_all: bool = False
+) -> Loaded:
     """Run the model in the file *path* by onnxruntime's CPU provider.
+
+    Args:
+        path: The model.
+        inputs: The arrays of the call, by name.
+        rounds_all: Whether the provider is kept from leaving out casts to float16 and back.
 
     Raises:
         ExportError: It does not load, or the call fails.
@@ -80,14 +87,17 @@ def run_in_fresh_process(path: Path, inputs: Mapping[str, np.ndarray[Any, Any]])
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".fxamp-check-") as folder:
         file, widened = path, False
         model = ir.load(path)
-        if _is_bfloat16(model):
-            file, widened = Path(folder, "widened.onnx"), True
+        if rounds_all or _is_bfloat16(model):
+            file, widened = Path(folder, "widened.onnx"), _is_bfloat16(model)
+            if rounds_all:
+                widen_float16(model)
             widen(model)
             save_copy(model, file)
         given, got = Path(folder, "inputs.npz"), Path(folder, "outputs.npz")
         np.savez(given, **inputs)  # type: ignore[arg-type]
+        optimize = "no" if rounds_all else "yes"
         source = Path(onnx_reload.__file__).read_text(encoding="utf-8")
-        command = [sys.executable, "-c", source, file, given, got, torch.get_num_threads()]
+        command = [sys.executable, "-c", source, file, given, got, torch.get_num_threads(), optimize]
         done = subprocess.run(
             [str(part) for part in command],
             capture_output=True, text=True, check=False, env=environment(),

@@ -13,6 +13,8 @@ whose results torch gives in        the operator, then a cast
 another dtype
 ==================================  ==================================================================
 
+A sequence has the dtype of the tensors in it: what is put into it is cast, and what is taken out of it.
+
 What ONNX allows to be mixed stays so: a ``BatchNormalization`` has one type variable for what it normalises,
 one for its weights and one for its statistics.
 """
@@ -64,17 +66,34 @@ def _legalize_node(node: ir.Node, schema: onnx.defs.OpSchema) -> None:
         if all(dtype in _FLOATS for dtype in dtypes):
             bound[variable] = _allowed(_join(dtypes), variable, schema)
             _cast_inputs(node, indices, bound[variable])
+    sequences = _sequences(schema)
     for output, variable in zip(node.outputs, _formal(schema.outputs, len(node.outputs)), strict=True):
-        _check_output(node, output, bound.get(variable, _concrete(variable, node)))
+        if variable not in sequences:
+            _check_output(node, output, bound.get(variable, _concrete(variable, node)))
+        elif _ELEMENT in bound:
+            output.type = ir.SequenceType(ir.TensorType(bound[_ELEMENT]))
 
 
 def type_variables(node: ir.Node, schema: onnx.defs.OpSchema) -> dict[str, list[int]]:
-    """The inputs of *node* by the type variable that they share."""
+    """The inputs of *node* by the type variable that they share; a sequence by that of the tensors in it."""
     found: dict[str, list[int]] = defaultdict(list)
+    sequences = _sequences(schema)
     for index, variable in enumerate(_formal(schema.inputs, len(node.inputs))):
         if node.inputs[index] is not None:
-            found[variable].append(index)
+            found[_ELEMENT if variable in sequences else variable].append(index)
     return dict(found)
+
+
+_ELEMENT = "T"  # what ONNX's operators on sequences call the type of the tensors in them
+
+
+def _sequences(schema: onnx.defs.OpSchema) -> frozenset[str]:
+    """The type variables that stand for sequences only."""
+    return frozenset(
+        row.type_param_str
+        for row in schema.type_constraints
+        if all(allowed.startswith("seq(") for allowed in row.allowed_type_strs)
+    )
 
 
 def _formal(parameters: object, count: int) -> list[str]:

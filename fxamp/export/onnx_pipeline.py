@@ -143,6 +143,6 @@ def _checked(deployed: Deployed, program: ExportedProgram, path: Path) -> str:
         parts[0] += ", which lacks bfloat16 kernels: their operators in float32, rounded likewise"
     parts.append(str(distance))
     if distance.bad or not distance.sqnr_db >= ENOUGH:
-        parts.append(blame(path, program, inputs, deployed.low, widened=loaded.widened))
+        parts.append(blame(path, program, inputs, wanted, deployed.low))
     parts += [f"warns: {line}" for line in loaded.warnings]
     return "; ".join(part for part in parts if part)

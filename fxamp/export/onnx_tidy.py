@@ -96,10 +96,14 @@ def _tidy(model: ir.Model) -> None:
     common.TopologicalSortPass()(model)
     common.NameFixPass()(model)
     common.ShapeInferencePass()(model)
+    _clear_notes(model)
+
+
+def _clear_notes(model: ir.Model) -> None:
     common.ClearMetadataAndDocStringPass()(model)
-    for node in RecursiveGraphIterator(model.graph):
-        for value in node.outputs:
-            value.metadata_props.clear()
+    made = (value for node in RecursiveGraphIterator(model.graph) for value in node.outputs)
+    for value in (*model.graph.inputs, *model.graph.initializers.values(), *made):
+        value.metadata_props.clear()
 
 
 # --- arithmetic ---------------------------------------------------------------------------------------

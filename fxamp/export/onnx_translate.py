@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -19,18 +19,47 @@ from typing import Any
 import onnx_ir as ir
 import torch
 from onnx_ir.passes import common
+from onnxscript.function_libs.torch_lib.ops import core
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
 from fxamp.errors import ExportError
+from fxamp.export.onnx_attention import scaled_dot_product_attention
+from fxamp.export.onnx_rounded import (
+    glu,
+    linear,
+    log_sigmoid,
+    pow_by_number,
+    rsqrt,
+    silu,
+    with_number,
+)
+from fxamp.export.onnx_split import split, split_with_sizes
 
 __all__ = ["Translation", "output_names", "translate"]
+
+aten = torch.ops.aten
 
 _OPSETS = MappingProxyType({
     torch.float16: 20,   # all of torchlib's operators take float16 in it, and runtimes since 2024 read it
     torch.bfloat16: 22,  # the first in which convolutions and pools take bfloat16
 })  # fmt: skip
+
+_OURS: Mapping[Any, Callable[..., Any]] = MappingProxyType({
+    aten.div.Tensor: with_number("Div", core.aten_div),
+    aten.glu.default: glu,
+    aten.linear.default: linear,
+    aten.log_sigmoid.default: log_sigmoid,
+    aten.mul.Tensor: with_number("Mul", core.aten_mul),
+    aten.pow.Tensor_Scalar: pow_by_number,
+    aten.rsqrt.default: rsqrt,
+    aten.scaled_dot_product_attention.default: scaled_dot_product_attention,
+    aten.silu.default: silu,
+    aten.split.Tensor: split,
+    aten.split_with_sizes.default: split_with_sizes,
+})  # fmt: skip
+"""Operators whose translation by torch's exporter rounds where torch's kernels do not, or needs casts."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +92,9 @@ def translate(
     with _quiet():
         try:
             exported: Any = torch.onnx.export(
-                program, (), dynamo=True, optimize=False, verbose=False, opset_version=_OPSETS[low]
-            )
+                program, (), dynamo=True, optimize=False, verbose=False, opset_version=_OPSETS[low],
+                custom_translation_table=dict(_OURS),
+            )  # fmt: skip
         except Exception as error:
             raise ExportError(f"torch.onnx.export refuses the program: {_told(error, program)}") from error
     model: ir.Model = exported.model

@@ -167,3 +167,39 @@ def test_an_operator_that_onnx_lacks_is_named(tmp_path: Path) -> None:
     with pytest.raises(fxamp.ExportError, match=r"torch\.onnx\.export refuses[\s\S]*linalg_lu"):
         _export(Lu(), (torch.eye(3),), tmp_path / "model.onnx", torch.float16)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_noise_of_casts_that_onnxruntime_leaves_out_is_told_as_that(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from fxamp.export import onnx_blame, onnx_pipeline  # noqa: PLC0415  their packages are an extra
+
+    class Rounded(nn.Module):
+        """Factors that undo each other, but for what is rounded between them."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return ((x.half() * 3).relu() / 3).relu() * 7
+
+    monkeypatch.setattr(onnx_pipeline, "ENOUGH", 90.0)
+    monkeypatch.setattr(onnx_blame, "ENOUGH", 90.0)
+    artifact = _export(Rounded(), (torch.rand(64, 64),), tmp_path / "model.onnx", torch.float16)
+    assert (
+        "noise comes in at casts to float16 and back that onnxruntime leaves out: the same" in artifact.check
+    )
+
+
+def test_an_operator_that_is_no_nearer_alone_is_told_with_its_own_noise(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from fxamp.export import onnx_blame, onnx_pipeline  # noqa: PLC0415  their packages are an extra
+
+    class Sums(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.instance_norm(x.bfloat16()).relu()
+
+    monkeypatch.setattr(onnx_pipeline, "ENOUGH", 90.0)
+    monkeypatch.setattr(onnx_blame, "ENOUGH", 90.0)
+    artifact = _export(Sums(), (torch.rand(2, 3, 64),), tmp_path / "model.onnx", torch.bfloat16)
+    assert re.search(
+        r"noise comes in at aten\.\w+\.default .* alone, from torch's values, it", artifact.check
+    )

@@ -92,3 +92,14 @@ def test_lines_of_generated_code_are_not_in_the_file(tmp_path: Path) -> None:
     fxamp.export(Share(), (torch.ones(2, 3),), path, dtype=torch.float16, device_type="cpu")
     assert b"stack_trace" not in path.read_bytes()
     assert b"_Whole" not in path.read_bytes()
+
+
+def test_a_file_has_no_notes_of_the_exporter_and_tells_a_dtype_once(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
+    fxamp.export(model, (torch.ones(2, 3),), path, dtype=torch.float16, device_type="cpu")
+    written = onnx.load(path)
+    assert b"pkg." not in path.read_bytes()
+    assert [entry.key for entry in written.metadata_props] == ["fxamp"]
+    weights = {weight.name for weight in written.graph.initializer}
+    assert not weights & {value.name for value in written.graph.value_info}
