@@ -6,6 +6,7 @@ ambient region, too, of whatever dtype.
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,13 @@ def _drop_asserted_dtypes(program: ExportedProgram) -> None:
 
 
 def write_pt2(program: ExportedProgram, path: Path) -> None:
-    """Write *program* to the file *path*."""
-    with path.open("wb") as stream:
+    """Write *program* to the file *path*.
+
+    torch warns of each weight that is not contiguous (channels last, say): it does not see that such a one is
+    all of its memory, takes it as it is, and saves it whole with its strides.
+    """
+    with path.open("wb") as stream, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="No complete tensor found in the group")
         torch.export.save(program, stream)
 
 

@@ -234,6 +234,15 @@ def test_a_symbolic_batch_takes_any_size(size: int, tmp_path: Path, fresh: Fresh
     _assert_equal(fresh.run(file, calls), _eager(model, calls))
 
 
+def test_weights_keep_their_strides_and_torch_warns_of_none(tmp_path: Path, fresh: FreshProcess) -> None:
+    model, file = _made(models.convolutional).to(memory_format=torch.channels_last), tmp_path / "model.pt2"
+    call = _call(_x(3, 3, 8, 8))
+    fxamp.export(model, *call, file, dtype=BF16, device_type="cpu", check=False)
+    weight = torch.export.load(file).state_dict["0.weight"]
+    assert weight.is_contiguous(memory_format=torch.channels_last)
+    _assert_equal(fresh.run(file, [call]), _eager(model, [call]))
+
+
 def test_sizes_for_which_the_model_decides_otherwise_are_refused(tmp_path: Path) -> None:
     model, file = models.SizeDependent(4), tmp_path / "model.pt2"
     with pytest.raises(ExportError, match=r"b <= 16 satisfy the generated guard[\s\S]*max=4"):
