@@ -10,9 +10,10 @@ from torch import nn
 
 from fxamp.capture.segments import Captured
 from fxamp.capture.symbols import Sizes
+from fxamp.runtime.build_program import build_program
 from fxamp.runtime.frozen_weights import FrozenWeights
 from fxamp.runtime.options import Options
-from fxamp.runtime.program import Program, build_program
+from fxamp.runtime.program import Program
 from fxamp.runtime.runner import Runner
 from fxamp.runtime.traceable import Traceable, traceable
 from fxamp.runtime.watch import ModuleWatch, SealedWatch

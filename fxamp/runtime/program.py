@@ -6,39 +6,29 @@ with the operator that reads, and its branches are the programs that go on from 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
 from torch._C import _DisableAutocast, _is_any_autocast_enabled
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
-from fxamp.capture.capture import plain_saved_tensors
-from fxamp.capture.guards import Guard, shape_guard
-from fxamp.capture.segments import Captured, Number, Origin, Outer
-from fxamp.capture.sources import Constant, Place, Source
+from fxamp.capture.guards import Guard
 from fxamp.capture.structure import Spec, mutable_objects, set_contents, unflatten
 from fxamp.capture.symbols import Sizes
-from fxamp.ir.blocks import Checkpointed, is_source
-from fxamp.ir.cost import note_sizes
 from fxamp.ir.region_code import RegionCode, is_named
-from fxamp.passes import build_pipeline, run_passes
-from fxamp.passes.base import graphs_of
-from fxamp.policy import Policy
 from fxamp.runtime.attribute_watch import AttributeWatch
-from fxamp.runtime.cast_history import CastHistory, CastLog
+from fxamp.runtime.cast_history import CastHistory
 from fxamp.runtime.cast_scope import cast_scope
-from fxamp.runtime.cast_scope import keep_cast as keep
-from fxamp.runtime.frozen_weights import FrozenTensors, FrozenWeights
-from fxamp.runtime.lower import FlatCode, lower
+from fxamp.runtime.frozen_weights import FrozenTensors
+from fxamp.runtime.lower import FlatCode
 from fxamp.runtime.packed_code import PackedCode
-from fxamp.runtime.undo import written
 from fxamp.runtime.watch import Slot, TensorWatch
 
-__all__ = ["Branch", "Operator", "Program", "build_program", "with_code"]
+__all__ = ["Branch", "Inputs", "Operator", "Program", "with_code"]
+
 
 Inputs = tuple[tuple[bool, int], ...]
 """For each input whether it is a number, and its place among the numbers or the values of the call."""
@@ -197,146 +187,6 @@ def _run(code: FlatCode, leaves: Sequence[Any], tensors: Sequence[torch.Tensor])
     return code.run(leaves, tensors)
 
 
-def build_program(
-    captured: Captured,
-    function: Callable[..., object] | nn.Module,
-    policy: Policy,
-    sizes: Sizes,
-    keep_cast: Callable[..., torch.Tensor] | None = None,
-    weights: FrozenWeights | None = None,
-) -> Program:
-    """Rewrite *captured* under *policy* and lower it.
-
-    Args:
-        captured: One segment of a call.
-        function: What was called, a module or a plain function.
-        policy: Which operators are cast.
-        sizes: Which sizes were symbolic.
-        keep_cast: See :func:`~fxamp.runtime.lower.lower`.
-        weights: Those of a frozen module, which are not cast.
-
-    Raises:
-        FrozenError: The program needs float32 values that the frozen module does not have.
-        CaptureError: The graph has another gradient history than the model.
-        PolicyError: The policy is not torch's own, and the model sees the difference.
-        InvariantError: A pass is at fault.
-    """
-    root = function if isinstance(function, nn.Module) else nn.Module()
-    module = _graph_module(captured.graph, captured.sources, root, captured.blocks)
-    names: set[object] = set()
-    if captured.operator or weights is not None:
-        names = {node.target for node in written(captured.graph)}
-    casts = CastLog()
-    with plain_saved_tensors(), torch._C.DisableTorchFunction():  # no default device of the user's, say
-        run_passes(module, build_pipeline(captured, policy), casts)
-    slots = own = _slots(module.graph, captured.sources, root)
-    sources = captured.sources
-    if weights is not None:
-        sources = weights.fold(module, sources, root, names, casts)
-        meta, module = module.meta, _graph_module(module.graph, sources, root, captured.blocks)
-        module.meta.update(meta)
-        slots = _slots(module.graph, sources, root)
-        module.graph.lint()
-    keeps = keep if captured.blocks else keep_cast
-    code = lower(module.graph, keeps)
-    packed = None if weights is None else weights.packed_code(module.graph, sources, keeps, code)
-    operator = _operator(captured, root)
-    module.meta["sizes"] = dict(captured.env.replacements)
-    _forget_fakes(module)
-    module.recompile()
-    return Program(
-        module=module,
-        code=code,
-        packed=packed,
-        guard=shape_guard(captured.opening, captured.env),
-        sizes=sizes,
-        inputs=_inputs(captured.origins, captured),
-        result=captured.result,
-        changed=captured.changed,
-        refers=bool(captured.changed) or _refers(captured.result),
-        kept=_kept(captured, module, root),
-        positions=captured.positions,
-        dropped=captured.dropped,
-        operator=operator,
-        written=_positions(module.graph, names),
-        _watch=TensorWatch(slots, root)
-        if weights is None
-        else weights.watch(module.graph, sources, slots, root),
-        _attributes=AttributeWatch(captured.reads, [*own, *slots]),
-        _write_back=tuple((place.slot(root), place.name) for place in captured.rebound),
-        _single=captured.result == ("leaf",) and not captured.rebound,
-        scoped=bool(captured.blocks),
-        casts=casts.history(),
-        training=root.training if root is function else False,
-        grad=captured.grad,
-    )
-
-
-def _positions(graph: Graph, names: set[object]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Where the inputs and sources called *names* are, among those of their kind."""
-    kinds = ([n.target for n in graph.nodes if n.op == kind] for kind in ("placeholder", "get_attr"))
-    inputs, sources = (tuple(i for i, name in enumerate(of_kind) if name in names) for of_kind in kinds)
-    return inputs, sources
-
-
-def _refers(spec: Any) -> bool:
-    """Whether an object of the call, or one that occurs twice, is anywhere in *spec*."""
-    if not isinstance(spec, tuple) or not spec:
-        return False
-    return (len(spec) == 2 and spec[0] == "again") or any(map(_refers, spec))
-
-
-def _operator(captured: Captured, root: nn.Module) -> Operator | None:
-    recording = captured.operator
-    if recording is None:
-        return None
-    module = _graph_module(recording.graph, recording.sources, root)
-    code = lower(recording.graph)
-    watch = TensorWatch(_slots(recording.graph, recording.sources, root), root)
-    _forget_fakes(module)
-    return Operator(module, code, _inputs(recording.origins, captured), watch)
-
-
-def _inputs(origins: Sequence[Origin], captured: Captured) -> Inputs:
-    numbers = captured.opening.symbols
-    found: list[tuple[bool, int]] = []
-    for origin in origins:
-        assert not isinstance(origin, Outer), "only a block has inputs from outside of it"
-        if isinstance(origin, Number):
-            found.append((True, numbers.index(origin.symbol)))
-        else:
-            found.append((False, origin.index))
-    return tuple(found)
-
-
-def _slots(graph: Graph, sources: dict[Node, Source], root: nn.Module) -> list[Slot]:
-    return [_slot(sources[node], root) for node in graph.nodes if is_source(node)]
-
-
-def _kept(captured: Captured, module: GraphModule, root: nn.Module) -> frozenset[int]:
-    casts = [node.args[0] for node in module.graph.nodes if node.meta.get("kept")]
-    for node in module.graph.nodes:
-        if isinstance(node.target, Checkpointed):
-            casts += node.all_input_nodes
-    slots = [_slot(captured.sources[node], root) for node in casts if node in captured.sources]
-    return frozenset(id(holder[name]) for holder, name in slots)
-
-
-def _forget_fakes(module: GraphModule) -> None:
-    """Drop the fake tensors and symbolic numbers that the passes worked on; facts say what is to be known."""
-    for graph in graphs_of(module):
-        note_sizes(graph)
-        for node in graph.nodes:
-            node.meta.pop("val", None)
-            node.meta.pop("number", None)
-
-
-def _slot(source: Place | Constant, root: nn.Module) -> Slot:
-    if isinstance(source, Constant):
-        return {"constant": source.tensor}, "constant"
-    return source.slot(root), source.name
-
-
 def with_code(module: GraphModule) -> GraphModule:
     """*module* with its Python code, which nobody has needed so far: programs run flat code."""
     for child in module.modules():
@@ -345,17 +195,3 @@ def with_code(module: GraphModule) -> GraphModule:
                 child.graph.set_codegen(RegionCode(child.graph))
             _LazyGraphModule.force_recompile(child)
     return module
-
-
-def _graph_module(
-    graph: Graph,
-    sources: dict[Node, Source],
-    root: nn.Module,
-    blocks: dict[str, GraphModule] | None = None,
-) -> GraphModule:
-    """The recorded graph with the model's own tensors as attributes, under their own names."""
-    attributes: dict[str, Any] = dict(blocks or {})
-    for node, source in sources.items():
-        holder, name = _slot(source, root)
-        attributes[str(node.target)] = holder[name]
-    return _LazyGraphModule(attributes, graph, class_name="AmpGraph")

@@ -33,6 +33,7 @@ from fxamp.errors import (
 )
 from fxamp.ir.regions import RealRegion, Region, observe_region
 from fxamp.policy.scopes import PlacedPolicy, place
+from fxamp.runtime.build_program import build_program
 from fxamp.runtime.cast_scope import cast_scope, keep_cast
 from fxamp.runtime.eager_region import region_of_eager_code, region_of_methods
 from fxamp.runtime.eager_use import EagerUse, Onlooker
@@ -41,7 +42,7 @@ from fxamp.runtime.findings import Findings
 from fxamp.runtime.options import Options
 from fxamp.runtime.override_check import check_overrides
 from fxamp.runtime.planning import compare_with_plan
-from fxamp.runtime.program import Program, build_program
+from fxamp.runtime.program import Program
 from fxamp.runtime.recapture import Cause, Recaptures, family_of, find_cause
 from fxamp.runtime.recording import Recording
 from fxamp.runtime.shadow import shadow_of

@@ -33,7 +33,7 @@ from fxamp.ir.regions import Region
 from fxamp.passes import build_pipeline, run_passes
 from fxamp.policy import Policy
 from fxamp.policy.scopes import place
-from fxamp.runtime.program import _graph_module
+from fxamp.runtime.build_program import graph_module
 
 __all__ = ["CUDNN_ONLY", "Comparison", "compare", "has_cuda_build"]
 
@@ -187,7 +187,7 @@ def _converted(
     region = Region("cpu", enabled=True, dtype=low)
     with mock.patch("fxamp.capture.capture.tracer_unseen", nullcontext):  # as eager on fakes, which sees them
         captured = capture(model, spec, leaves, region, Sizes.FIXED, placed=place(policy, model))
-    module = _graph_module(captured.graph, captured.sources, model, captured.blocks)
+    module = graph_module(captured.graph, captured.sources, model, captured.blocks)
     with plain_saved_tensors():
         run_passes(module, [step for step in build_pipeline(captured, policy) if step.name in _LOGGED_PASSES])
     return module, leaves

@@ -25,7 +25,7 @@ from fxamp.ir.text import show
 from fxamp.passes import build_pipeline
 from fxamp.passes.base import Pass
 from fxamp.policy import Policy
-from fxamp.runtime.program import _graph_module
+from fxamp.runtime.build_program import graph_module
 
 __all__ = ["BF16", "CPU", "Prepared", "captured", "check", "prepared"]
 
@@ -71,7 +71,7 @@ def prepared(
     """Capture ``function(*args)`` and run the pipeline up to the pass of class *kind*."""
     recorded = captured(function, *args, region=region)
     root = function if isinstance(function, nn.Module) else nn.Module()
-    module = _graph_module(recorded.graph, recorded.sources, root)
+    module = graph_module(recorded.graph, recorded.sources, root)
     for step in build_pipeline(recorded, policy):
         if isinstance(step, kind):
             return Prepared(module, step, recorded)

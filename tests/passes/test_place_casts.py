@@ -17,7 +17,7 @@ from fxamp.passes.cast_regions import Region, Value
 from fxamp.passes.clean_up import Level
 from fxamp.passes.place_casts import PlaceCasts
 from fxamp.passes.placements import Placement, Prices, cheapest, price_of, price_of_present
-from fxamp.runtime.program import _graph_module
+from fxamp.runtime.build_program import graph_module
 from tests.passes.cast_programs import CastProgram, Model, cast_programs
 from tests.passes.checks import CPU, Prepared, captured, check, prepared
 
@@ -127,7 +127,7 @@ def test_the_price_of_a_placement_is_an_expression_in_the_sizes_too() -> None:
         return torch.mm(x.flatten(1), x.flatten(1).t())
 
     recorded = captured(program, torch.ones(6, 2, 8), sizes=Sizes.LEADING)
-    module = _graph_module(recorded.graph, recorded.sources, nn.Module())
+    module = graph_module(recorded.graph, recorded.sources, nn.Module())
     for step in build_pipeline(recorded, CPU):
         if isinstance(step, PlaceCasts):
             break
