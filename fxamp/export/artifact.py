@@ -1,17 +1,21 @@
 """What an artifact says about itself, in a JSON file inside of it.
 
-==========  =====================================================
+==========  ==========================================================
 format      where
-==========  =====================================================
+==========  ==========================================================
 pt2, aoti   ``extra/fxamp.json`` in the archive
-onnx        the entry ``fxamp`` of the model's ``metadata_props``
-==========  =====================================================
+onnx        entries of the model's ``metadata_props``: ``fxamp``, and
+            ``fxamp.plan`` with the policy and the precision of each
+            operator, which would be most of the text, compressed
+==========  ==========================================================
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -26,6 +30,9 @@ ENTRY = "fxamp.json"
 """The name of the file in an archive."""
 
 _VERSION = 1
+_HEAD, _PACKED = "fxamp", "fxamp.plan"
+_PLAN = ("policy", "precision")
+_STRANGE = "what the artifact says about itself is no text of fxamp"
 _ZIP = b"PK\x03\x04"
 
 
@@ -75,7 +82,29 @@ class Artifact:
 
     def to_json(self) -> str:
         """The text that is stored."""
-        return json.dumps({"version": _VERSION, **asdict(self)}, separators=(",", ":"))
+        return _dumped({"version": _VERSION, **asdict(self)})
+
+    def to_entries(self) -> dict[str, str]:
+        """The same for ``metadata_props``."""
+        values = json.loads(self.to_json())
+        plan = {name: values.pop(name) for name in _PLAN}
+        packed = base64.b64encode(zlib.compress(_dumped(plan).encode(), 9)).decode("ascii")
+        return {_HEAD: _dumped(values), _PACKED: packed}
+
+    @classmethod
+    def from_entries(cls, entries: Mapping[str, str]) -> Artifact | None:
+        """What :meth:`to_entries` gave; ``None`` if there is nothing of it.
+
+        Raises:
+            ExportError: As :meth:`from_json`.
+        """
+        if _HEAD not in entries:
+            return None
+        try:
+            plan = json.loads(zlib.decompress(base64.b64decode(entries[_PACKED])))
+            return cls.from_json(_dumped(json.loads(entries[_HEAD]) | plan))
+        except (ValueError, KeyError, TypeError, zlib.error) as error:
+            raise ExportError(f"{_STRANGE}: {error}") from error
 
     @classmethod
     def from_json(cls, text: str) -> Artifact:
@@ -94,7 +123,7 @@ class Artifact:
                 values[name] = tuple(values[name])
             return cls(**values)
         except (ValueError, KeyError, TypeError) as error:
-            raise ExportError(f"what the artifact says about itself is no text of fxamp: {error}") from error
+            raise ExportError(f"{_STRANGE}: {error}") from error
 
     def __str__(self) -> str:
         made = f"(fxamp {self.fxamp}, torch {self.torch})"
@@ -116,6 +145,10 @@ class Artifact:
         return f"{self.weight_bytes / self.float32_bytes:.2f}" if self.float32_bytes else "1.00"
 
 
+def _dumped(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, separators=(",", ":"))
+
+
 def add_to_archive(file: Path, artifact: Artifact) -> None:
     """Put what *artifact* says into an archive of torch, which has one folder at its top."""
     with zipfile.ZipFile(file, "a") as archive:
@@ -133,23 +166,23 @@ def read_artifact(path: str | Path) -> Artifact:
     try:
         with file.open("rb") as stream:
             is_archive = stream.read(4) == _ZIP
-        text = _of_archive(file) if is_archive else _of_onnx(file)
+        artifact = _of_archive(file) if is_archive else _of_onnx(file)
     except (OSError, zipfile.BadZipFile) as error:
         raise ExportError(f"cannot read {file}: {error}") from error
-    if text is None:
+    if artifact is None:
         raise ExportError(f"{file} says nothing about itself: fxamp.export has not written it")
-    return Artifact.from_json(text)
+    return artifact
 
 
-def _of_archive(file: Path) -> str | None:
+def _of_archive(file: Path) -> Artifact | None:
     with zipfile.ZipFile(file) as archive:
         for name in archive.namelist():
             if name.endswith(f"/extra/{ENTRY}"):
-                return archive.read(name).decode("utf-8")
+                return Artifact.from_json(archive.read(name).decode("utf-8"))
     return None
 
 
-def _of_onnx(file: Path) -> str | None:
+def _of_onnx(file: Path) -> Artifact | None:
     try:
         import onnx  # noqa: PLC0415  an extra
     except ModuleNotFoundError as error:
@@ -160,4 +193,4 @@ def _of_onnx(file: Path) -> str | None:
         model = onnx.load(str(file), load_external_data=False)
     except Exception as error:
         raise ExportError(f"{file} is neither an archive of torch nor an ONNX file") from error
-    return next((entry.value for entry in model.metadata_props if entry.key == "fxamp"), None)
+    return Artifact.from_entries({entry.key: entry.value for entry in model.metadata_props})

@@ -67,8 +67,8 @@ def _write_data(model: ir.Model, path: Path) -> None:
 
 def add_metadata(path: Path, artifact: Artifact) -> None:
     """Put what *artifact* says into the model in the file *path*."""
-    entry = onnx.StringStringEntryProto(key="fxamp", value=artifact.to_json())
+    entries = [onnx.StringStringEntryProto(key=k, value=v) for k, v in artifact.to_entries().items()]
     with path.open("ab") as stream:
-        stream.write(onnx.ModelProto(metadata_props=[entry]).SerializeToString())
+        stream.write(onnx.ModelProto(metadata_props=entries).SerializeToString())
         stream.flush()
         os.fsync(stream.fileno())

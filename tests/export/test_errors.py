@@ -148,3 +148,15 @@ def test_a_file_that_fxamp_has_not_written(tmp_path: Path) -> None:
         fxamp.read_artifact(file)
     with pytest.raises(ExportError, match="cannot read"):
         fxamp.read_artifact(tmp_path / "none.pt2")
+
+
+def test_an_onnx_file_whose_entries_are_not_as_fxamp_writes_them(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    file, damaged = tmp_path / "model.onnx", tmp_path / "damaged.onnx"
+    _export(file, check=False)
+    for key, value in (("fxamp.plan", "no plan"), ("fxamp", "{")):
+        model = onnx.load(file)
+        next(entry for entry in model.metadata_props if entry.key == key).value = value
+        onnx.save(model, damaged)
+        with pytest.raises(ExportError, match="says about itself is no text of fxamp"):
+            fxamp.read_artifact(damaged)

@@ -100,6 +100,6 @@ def test_a_file_has_no_notes_of_the_exporter_and_tells_a_dtype_once(tmp_path: Pa
     fxamp.export(model, (torch.ones(2, 3),), path, dtype=torch.float16, device_type="cpu")
     written = onnx.load(path)
     assert b"pkg." not in path.read_bytes()
-    assert [entry.key for entry in written.metadata_props] == ["fxamp"]
+    assert [entry.key for entry in written.metadata_props] == ["fxamp", "fxamp.plan"]
     weights = {weight.name for weight in written.graph.initializer}
     assert not weights & {value.name for value in written.graph.value_info}
