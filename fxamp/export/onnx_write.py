@@ -35,12 +35,13 @@ def write_model(model: ir.Model, pair: Pair, *, external: bool) -> None:
     """Write *model*; its weights to the data file of *pair* if they are to be *external*.
 
     The model's weights are then those in the file: what they were made of can be freed.  A weight says its
-    dtype and shape itself, so they are not said once more.
+    dtype and shape itself, so they are not said once more, but of one that the model gives.
     """
     if external:
         _write_data(model, pair.data)
     for weight in model.graph.initializers.values():
-        weight.type, weight.shape = None, None
+        if not weight.is_graph_output():
+            weight.type, weight.shape = None, None
     ir.save(model, pair.model)
 
 

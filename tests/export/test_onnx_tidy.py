@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import fxamp
 
@@ -103,3 +103,25 @@ def test_a_file_has_no_notes_of_the_exporter_and_tells_a_dtype_once(tmp_path: Pa
     assert [entry.key for entry in written.metadata_props] == ["fxamp", "fxamp.plan"]
     weights = {weight.name for weight in written.graph.initializer}
     assert not weights & {value.name for value in written.graph.value_info}
+
+
+class Given(nn.Module):
+    """Gives a weight, as it is and computed from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.points, self.linear = nn.Parameter(torch.linspace(-1, 1, 6).reshape(2, 3)), nn.Linear(3, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.linear(x), self.points, self.points.sigmoid()
+
+
+def test_a_weight_that_the_model_gives_has_its_dtype_and_shape(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    artifact = fxamp.export(Given(), (torch.ones(2, 3),), path, dtype=torch.float16, device_type="cpu")
+    assert "the converted model" in artifact.check
+    shapes = [
+        [dim.dim_value for dim in output.type.tensor_type.shape.dim]
+        for output in onnx.load(path).graph.output
+    ]
+    assert shapes == [[2, 4], [2, 3], [2, 3]]
