@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 
 from fxamp.errors import ExportError
 from fxamp.export.onnx_attention import scaled_dot_product_attention
+from fxamp.export.onnx_grouped import grouped_mm, grouped_operators
 from fxamp.export.onnx_rounded import (
     glu,
     linear,
@@ -93,7 +94,7 @@ def translate(
         try:
             exported: Any = torch.onnx.export(
                 program, (), dynamo=True, optimize=False, verbose=False, opset_version=_OPSETS[low],
-                custom_translation_table=dict(_OURS),
+                custom_translation_table={**_OURS, **dict.fromkeys(grouped_operators(), grouped_mm)},
             )  # fmt: skip
         except Exception as error:
             raise ExportError(f"torch.onnx.export refuses the program: {_told(error, program)}") from error
