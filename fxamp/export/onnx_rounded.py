@@ -51,16 +51,20 @@ def linear(input: Any, weight: Any, bias: Any = None) -> Any:  # noqa: A002  tor
         return op.Gemm(input, weight, bias, transB=1)
     *batch, size = list(input.shape)
     known = all(isinstance(each, int) for each in batch)
-    rows = op.Reshape(input, op.Constant(value_ints=[math.prod(batch) if known else -1, int(size)]))
-    return op.Reshape(op.Gemm(rows, weight, bias, transB=1), _shape(input, batch, int(weight.shape[0])))
+    count = op.Constant(value_ints=[math.prod(batch) if known else -1, int(size)])
+    rows = op.Reshape(input, count, allowzero=int(known))  # else a size of 0 is that of the input
+    return _of_batch(op.Gemm(rows, weight, bias, transB=1), input, int(weight.shape[0]))
 
 
-def _shape(value: Any, batch: list[Any], last: int) -> Any:
-    """``(*batch, last)`` as a tensor; a constant if no more than one size of *batch* is open."""
-    sizes = [size if isinstance(size, int) else -1 for size in batch]
-    if sizes.count(-1) <= 1 and 0 not in sizes:
-        return op.Constant(value_ints=[*sizes, last])
-    return op.Concat(op.Shape(value, end=-1), op.Constant(value_ints=[last]), axis=0)
+def _of_batch(rows: Any, value: Any, last: int) -> Any:
+    """*rows* in the shape of *value*, but for the last size; a constant one if one size is open at most."""
+    sizes = [size if isinstance(size, int) else -1 for size in list(value.shape)[:-1]]
+    if sizes.count(-1) == 1 and 0 not in sizes:
+        return op.Reshape(rows, op.Constant(value_ints=[*sizes, last]))
+    if -1 not in sizes:
+        return op.Reshape(rows, op.Constant(value_ints=[*sizes, last]), allowzero=1)
+    shape = op.Concat(op.Shape(value, end=-1), op.Constant(value_ints=[last]), axis=0)
+    return op.Reshape(rows, shape, allowzero=1)
 
 
 def silu(self: Any) -> Any:

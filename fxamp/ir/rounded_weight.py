@@ -3,7 +3,8 @@
 Code that looks at such a weight sees the float32 tensor that the model was written for: its class, dtype,
 sizes, strides and device.  So a model is captured with it as with the weight itself.  There are no float32
 values any more, so an operator that needs them raises instead of giving other bits; what is loaded is
-rounded.
+rounded.  A cast to the dtype that it is stored in is a copy of what is stored, with which Python that runs
+eagerly under autocast does.
 """
 
 from __future__ import annotations
@@ -56,9 +57,11 @@ class RoundedWeight(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Make an alias, or round what is copied into the weight; nothing else can be done with it."""
+        """Make an alias, cast, or round what is copied into the weight; nothing else can be done with it."""
         if func in _ALIASES:
             return RoundedWeight(args[0].low)
+        if func is torch.ops.aten._to_copy.default and kwargs == {"dtype": args[0].low.dtype}:
+            return args[0].low.clone()
         if func is torch.ops.aten.copy_.default and not isinstance(args[1], RoundedWeight):
             args[0].low.copy_(args[1].to(torch.float32))  # by way of float32, as in the model
             increment_version(args[0].low)  # below autograd, which does it else

@@ -5,12 +5,14 @@ tensors that they are given.  Those stay as they are, in the module tree, so tha
 can be loaded; only an exported artifact goes without them.  Where one has been written to, the tensors that
 are derived of it are computed anew, in their place.
 
-What they hold was computed with the number of threads, and the flags of the back ends, of that moment.
+What they hold was computed with the number of threads, and the flags of the back ends, of that moment; with
+its default dtype also when they are computed anew, since a program serves calls of one default dtype.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
 
@@ -45,6 +47,7 @@ class Derived:
     def __init__(self, derivation: Derivation, sources: Sequence[torch.Tensor]) -> None:
         self._derivation, self.sources = derivation, tuple(sources)
         self._run: Callable[..., Any] = lower(derivation.graph).run
+        self._default_dtype = torch.get_default_dtype()
         self._versions = self._now()
         self.value = self._computed(self._run)
 
@@ -66,7 +69,12 @@ class Derived:
         return list(map(_VERSION, self.sources))
 
     def _computed(self, run: Callable[..., Any]) -> torch.Tensor:
-        with torch.inference_mode(mode=False), torch.no_grad(), torch._C._DisableAutocast():
+        with (
+            torch.inference_mode(mode=False),
+            torch.no_grad(),
+            torch._C._DisableAutocast(),
+            _default_dtype(self._default_dtype),
+        ):
             (value,) = run((), self.sources)
         assert isinstance(value, torch.Tensor)
         return value
@@ -85,7 +93,8 @@ class DerivedWeights:
             InvariantError: It has another dtype or other sizes than the node.
         """
         derivation: Derivation = node.meta["derived"]
-        key = derivation.key, tuple(map(id, sources))  # which it keeps alive
+        # It keeps the sources alive.
+        key = derivation.key, tuple(map(id, sources)), torch.get_default_dtype()
         if key not in self._derived:
             derived = Derived(derivation, sources)
             _check(node, derived.value)
@@ -95,6 +104,20 @@ class DerivedWeights:
     def all(self) -> tuple[Derived, ...]:
         """All that there are."""
         return tuple(self._derived.values())
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """With *dtype* as the default; it is one of the process, so it is not set where it is so already."""
+    before = torch.get_default_dtype()
+    if before is dtype:
+        yield
+        return
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def has_version(tensor: torch.Tensor) -> bool:

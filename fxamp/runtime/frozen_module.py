@@ -193,9 +193,11 @@ class FrozenModule(nn.Module):
         if assign:
             raise FrozenError("a frozen module copies what it loads: leave assign=True out")
         rounded = self._check_precision(state_dict)
-        with torch.inference_mode(mode=False):
-            result = self._tree.load_state_dict(state_dict, strict)
-        self._weights.refresh()
+        try:
+            with torch.inference_mode(mode=False):
+                result = self._tree.load_state_dict(state_dict, strict)
+        finally:  # it copies what fits before it raises
+            self._weights.refresh()
         if rounded:
             _LOG.info("load_state_dict rounded %d weights to %s", rounded, self._options.policy.low)
         return result

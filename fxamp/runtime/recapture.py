@@ -36,6 +36,7 @@ _PARTS = (
     "the surrounding state of autocast",
     "the training flags",
     "hooks",
+    "the default dtype",
 )
 _OF_A_TENSOR = ("dtype", "device", "requires_grad", "number of dimensions", "layout", "class")
 

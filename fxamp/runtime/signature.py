@@ -25,6 +25,7 @@ def signature(spec: Spec, leaves: list[torch.Tensor], region: Region, watch: Mod
         region,
         watch.training() if watch is not None else (),
         watch.hooks() if watch is not None else (),
+        torch.get_default_dtype(),  # of the tensors that the model makes of numbers
     )
 
 
@@ -63,6 +64,10 @@ def _aliases(leaves: list[torch.Tensor]) -> Any:
     return tuple([first.setdefault(id(leaf), index) for index, leaf in enumerate(leaves)])
 
 
+def _modes() -> tuple[object, ...]:
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype()
+
+
 class Latest:
     """The latest call, if its arguments were plain: a quick test whether the next is served by its program.
 
@@ -82,7 +87,7 @@ class Latest:
         self._count = len(args)
         self._alike = tensor_check(args)
         self._region, self._watch = region, watch
-        self._modes = (torch.is_grad_enabled(), torch.is_inference_mode_enabled())
+        self._modes = _modes()
         self._training = watch.training() if watch is not None else ()
 
     def is_like(self, args: tuple[Any, ...], region: Region) -> bool:
@@ -94,7 +99,7 @@ class Latest:
                 return False
         except TypeError:  # not a tensor
             return False
-        if (torch.is_grad_enabled(), torch.is_inference_mode_enabled()) != self._modes:
+        if _modes() != self._modes:
             return False
         watch = self._watch
         return watch is None or (watch.intact() and watch.training() == self._training and not watch.hooks())

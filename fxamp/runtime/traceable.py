@@ -48,6 +48,7 @@ class Traceable(nn.Module):
         self.dtypes = tuple(described_one[0] for described_one in described)
         self.devices = tuple(described_one[1] for described_one in described)
         self.dims = tuple(described_one[3] for described_one in described)
+        self.default_dtype = torch.get_default_dtype()
         self.run: Callable[..., Any] = program.code.run
         self.holds = program.guard.holds
         self.result = program.result
@@ -55,6 +56,8 @@ class Traceable(nn.Module):
     def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
         """The tensors of a call that the program serves; ``None`` for any other call."""
         if len(args) != len(self.positional) or list(kwargs) != list(self.keywords):
+            return None
+        if torch.get_default_dtype() != self.default_dtype:
             return None
         leaves: list[torch.Tensor] = []
         expected = [*self.positional, *self.keywords.values()]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import onnxruntime
 import pytest
 import torch
 from torch import Tensor, nn
@@ -95,3 +96,16 @@ def test_a_linear_layer_takes_any_batch(
     named = {axis: ("rows", "columns")[index] for index, axis in enumerate(open_sizes)}
     assert sizes == [named.get(axis, size) for axis, size in enumerate((*shape[:-1], 24))]
     assert sum(node.op_type == "Gemm" for node in graph.node) == 1
+
+
+@pytest.mark.parametrize(("shape", "open_sizes"), [((2, 0, 16), ()), ((0, 16), ()), ((2, 4, 0, 16), (0, 1))])
+def test_a_linear_layer_takes_a_batch_of_nothing(
+    shape: tuple[int, ...], open_sizes: tuple[int, ...], tmp_path: Path
+) -> None:
+    names = Dim("rows"), Dim("columns")
+    shapes = ({axis: names[index] for index, axis in enumerate(open_sizes)},) if open_sizes else None
+    path = tmp_path / "model.onnx"
+    _export(Layer(torch.relu), torch.randn(shape), path, torch.float16, shapes)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {session.get_inputs()[0].name: torch.randn(shape).numpy()})
+    assert found.shape == (*shape[:-1], 24)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -231,3 +231,24 @@ def test_a_parametrized_weight_is_computed_once(*, consume: bool) -> None:
     frozen = fxamp.freeze(fxamp.convert(copy.deepcopy(model), dtype=BF16), (X,), consume=consume)
     assert torch.equal(frozen(X), expected)
     assert "_weight_norm" not in {step.name for step in cost_of(frozen.graph_module).steps}
+
+
+@pytest.fixture
+def _double_by_default() -> Iterator[None]:
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("_double_by_default")
+def test_what_is_made_of_numbers_has_the_default_dtype_of_the_call() -> None:
+    model = Scaled()
+    frozen = _frozen(model)
+    for default in (torch.float64, torch.float32, torch.float64):
+        torch.set_default_dtype(default)
+        found, expected = frozen(X), _eager(model, X)
+        assert found.dtype is expected.dtype is default
+        assert torch.equal(found, expected)
+    other = Scaled().float()
+    frozen.load_state_dict(other.state_dict())  # computes what is derived of both defaults anew
+    torch.set_default_dtype(torch.float32)
+    assert torch.equal(frozen(X), _eager(other, X))

@@ -291,3 +291,32 @@ def test_its_modules_are_out_of_reach() -> None:
     assert list(frozen.modules()) == [frozen]
     with pytest.raises(AttributeError):
         _ = frozen.body
+
+
+class Checked(nn.Module):
+    """It refuses some inputs by what it computes of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(rows, 4)`` from ``(rows, 4)``."""
+        y: Tensor = self.layer(x)
+        if y.sum() > 0:
+            raise ValueError("the sum is positive")
+        return y
+
+
+def test_an_error_of_the_model_is_raised_although_the_weights_are_rounded() -> None:
+    model, x = Checked(), torch.zeros(2, 4)
+    nn.init.constant_(model.layer.weight, 1.0)
+    nn.init.constant_(model.layer.bias, -1.0)
+    frozen = fxamp.freeze(fxamp.convert(model, dtype=BF16), (x,))
+    assert frozen.state_dict()["layer.weight"].dtype is BF16
+    for _ in range(2):
+        with torch.no_grad(), autocast(BF16):
+            expected = model(x)
+        assert torch.equal(frozen(x), expected)
+        with pytest.raises(ValueError, match="the sum is positive"):
+            frozen(x + 1)

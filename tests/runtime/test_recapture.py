@@ -255,3 +255,20 @@ def test_after_the_first_epoch_nothing_is_captured(make: Callable[[], nn.Module]
         counts.append(len(amp.graph_modules))
     assert counts[0] == counts[1] == counts[2] <= 5
     assert amp.eager_modules == ()
+
+
+def test_another_default_dtype_is_another_call() -> None:
+    class Table(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            table = torch.arange(4) / 4
+            return x + 1 if table.dtype is torch.float64 else x
+
+    amp, x = fxamp.convert(Table(), dtype=BF16), torch.zeros(2, 4)
+    found = [amp(x)[0, 0].item()]
+    torch.set_default_dtype(torch.float64)
+    try:
+        found.append(amp(x)[0, 0].item())
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found == [0.0, 1.0]
+    assert _reasons(amp) == ["the default dtype changed"]

@@ -124,3 +124,45 @@ def test_a_kernel_that_consults_autocast_itself_runs_beside_the_compiled_code(ba
         compiled: Any = torch.compile(frozen, backend=backend)
         found = compiled(tokens)
         assert torch.equal(found["logits"], frozen(tokens)["logits"])
+
+
+class Scaled(nn.Module):
+    """A weight that is computed from others, and a table in the default dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.gain = nn.Parameter(torch.randn(8, 8)), nn.Parameter(torch.rand(8, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(rows, 8)`` from ``(rows, 8)``."""
+        return nn.functional.linear(x, self.weight * self.gain) + torch.arange(8).add(1).cos()
+
+
+def _eager(model: nn.Module, x: Tensor) -> Tensor:
+    with torch.no_grad(), autocast(BF16):
+        result: Tensor = model(x)
+    return result
+
+
+def test_a_load_that_raises_after_it_has_copied_is_seen_by_the_compiled_code() -> None:
+    x, other = torch.randn(2, 8), Scaled()
+    frozen = _frozen(Scaled(), x)
+    compiled = _compiled(frozen, Counter())
+    compiled(x)
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        frozen.load_state_dict({**other.state_dict(), "more": x})
+    assert torch.equal(compiled(x), _eager(other, x))
+
+
+def test_the_compiled_code_is_that_of_the_default_dtype() -> None:
+    model, x = Scaled(), torch.randn(2, 8)
+    frozen = _frozen(model, x)
+    compiled = _compiled(frozen, Counter(), fullgraph=False)
+    assert compiled(x).dtype is torch.float32
+    torch.set_default_dtype(torch.float64)
+    try:
+        found, expected = compiled(x), _eager(model, x)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.dtype is torch.float64
+    assert torch.equal(found, expected)
