@@ -37,6 +37,7 @@ from fxamp.export.onnx_rounded import (
     with_number,
 )
 from fxamp.export.onnx_split import split, split_with_sizes
+from fxamp.export.onnx_squeeze import squeeze_dim, squeeze_dims
 
 __all__ = ["Translation", "output_names", "translate"]
 
@@ -59,8 +60,10 @@ _OURS: Mapping[Any, Callable[..., Any]] = MappingProxyType({
     aten.silu.default: silu,
     aten.split.Tensor: split,
     aten.split_with_sizes.default: split_with_sizes,
+    aten.squeeze.dim: squeeze_dim,
+    aten.squeeze.dims: squeeze_dims,
 })  # fmt: skip
-"""Operators whose translation by torch's exporter rounds where torch's kernels do not, or needs casts."""
+"""Operators whose translation by torch's exporter does not do what torch does, rounds otherwise, or casts."""
 
 
 @dataclass(frozen=True)

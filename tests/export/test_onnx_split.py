@@ -71,3 +71,24 @@ def test_what_is_taken_out_of_a_sequence_is_cast_back() -> None:
     operators = [node.op_type for node in model.graph if node.op_type != "Constant"]
     assert operators == ["Cast", "SplitToSequence", "SequenceAt", "Cast", "Add"]
     onnx.checker.check_model(ir.to_proto(model), full_check=True)
+
+
+class Squeezed(nn.Module):
+    """Asks for dimensions to go away that cannot, and for some that can."""
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [x.squeeze(1), x.squeeze(-1), x.squeeze((0, 2)), x[..., 0].squeeze(0), x.sum().squeeze(0)]
+
+
+def test_only_dimensions_of_one_are_squeezed(tmp_path: Path) -> None:
+    path, model = (
+        tmp_path / "model.onnx",
+        nn.Sequential(nn.Linear(4, 6), nn.Unflatten(-1, (6, 1)), Squeezed()),
+    )
+    shapes = ({0: torch.export.Dim("batch")},)
+    artifact = fxamp.export(
+        model, (torch.randn(3, 4),), path, dtype=torch.float16, device_type="cpu", dynamic_shapes=shapes
+    )
+    assert "the converted model" in artifact.check
+    ranks = [len(output.type.tensor_type.shape.dim) for output in onnx.load(path).graph.output]
+    assert ranks == [3, 2, 2, 2, 0]
