@@ -31,6 +31,7 @@ from torch.fx import Interpreter, Node
 from fxamp.errors import ExportError
 from fxamp.export.onnx_check import ENOUGH, Distance, as_arrays, measure, run_in_fresh_process
 from fxamp.export.onnx_write import save_copy
+from fxamp.ir.repeatable import has_no_values
 
 __all__ = ["blame"]
 
@@ -119,7 +120,9 @@ class _Recorder(Interpreter):
 
     def run_node(self, n: Node) -> Any:
         result = super().run_node(n)
-        if n.op == "call_function" and isinstance(result, torch.Tensor) and result.is_floating_point():
+        if has_no_values(n.target) or n.op != "call_function":
+            return result
+        if isinstance(result, torch.Tensor) and result.is_floating_point():
             self.values[n.name] = result.clone()
         return result
 

@@ -14,7 +14,7 @@ from types import MappingProxyType
 import torch
 from torch._ops import OpOverload
 
-__all__ = ["LEFT_OUT", "is_repeatable"]
+__all__ = ["LEFT_OUT", "has_no_values", "is_repeatable"]
 
 _MEMORY = "its elements are what the memory held before"
 _DROPS = "it may draw random numbers inside, and torch does not mark it"
@@ -72,10 +72,20 @@ def is_repeatable(target: OpOverload) -> bool:
     One that writes may do so to its first argument alone, which is its result.  Settings are the number of
     threads and the flags of the back ends, which a kernel may choose the order of a sum by.
     """
-    name = target.name().removeprefix("aten::").partition(".")[0]
+    name = _name_of(target)
     if target.namespace != "aten" or (target._schema.is_mutable and not _gives_what_it_writes(target)):
         return False
     return name.removesuffix("_") not in LEFT_OUT and not any(tag in target.tags for tag in _TAGS)
+
+
+def has_no_values(target: object) -> bool:
+    """Whether *target* gives memory as it is, which nobody has written to yet."""
+    return isinstance(target, OpOverload) and LEFT_OUT.get(_name_of(target)) == _MEMORY
+
+
+def _name_of(target: OpOverload) -> str:
+    name: str = target.name().removeprefix("aten::").partition(".")[0]
+    return name
 
 
 def _gives_what_it_writes(target: OpOverload) -> bool:

@@ -203,3 +203,17 @@ def test_an_operator_that_is_no_nearer_alone_is_told_with_its_own_noise(
     assert re.search(
         r"noise comes in at aten\.\w+\.default .* alone, from torch's values, it", artifact.check
     )
+
+
+def test_memory_that_nobody_has_written_to_is_no_value_to_compare() -> None:
+    from fxamp.export import onnx_blame  # noqa: PLC0415  its packages are an extra
+
+    class Filled(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            memory = x.new_empty(4)
+            memory.copy_(x)
+            return memory.relu()
+
+    x = torch.rand(4)
+    values = onnx_blame._values_of(torch.export.export(Filled(), (x,)), {"x": x.numpy()})
+    assert list(values) == ["copy_", "relu"]
