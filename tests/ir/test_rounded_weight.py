@@ -40,7 +40,7 @@ def test_it_has_the_class_dtype_sizes_and_strides_of_the_float32_parameter() -> 
         lambda weight: weight + 1,
         lambda weight: torch.nn.functional.linear(torch.ones(1, 6), weight),
         lambda weight: weight.float().sum().item(),
-        lambda weight: weight.to(torch.bfloat16),
+        lambda weight: weight.to(torch.float16),
         lambda weight: weight.t().contiguous(),
         lambda weight: weight.mul_(2),
         lambda weight: weight.numpy(),
@@ -52,12 +52,25 @@ def test_every_use_of_its_values_raises(use: Callable[[Tensor], Any]) -> None:
         use(_rounded())
 
 
-def test_under_autocast_an_operator_raises_too() -> None:
+def test_under_autocast_an_operator_gets_what_is_stored_and_raises_for_another_dtype() -> None:
+    weight, x = _weight(), torch.randn(1, 6)
+    rounded = RoundedWeight(weight.bfloat16())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(nn.functional.linear(x, rounded), nn.functional.linear(x, weight))
     with (
-        torch.autocast("cpu", torch.bfloat16),
+        torch.autocast("cpu", torch.float16),
         pytest.raises(FrozenError, match="freeze again with an example"),
     ):
-        nn.functional.linear(torch.ones(1, 6), _rounded())
+        nn.functional.linear(x, rounded)
+
+
+def test_a_cast_to_the_dtype_that_is_stored_is_a_copy() -> None:
+    weight = _rounded()
+    cast = weight.to(torch.bfloat16)
+    assert torch.equal(cast, weight.low)
+    assert cast.stride() == weight.stride()
+    cast.zero_()
+    assert weight.low.any()
 
 
 def test_what_is_copied_into_it_is_rounded_by_the_cast_of_autocast() -> None:

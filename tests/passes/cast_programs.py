@@ -232,7 +232,7 @@ def differ(program: CastProgram, choose: Callable[[CleanUp], Pass | None]) -> li
         ]
         return tuple(step for step in chosen if step is not None)
 
-    with patch("fxamp.runtime.program.build_pipeline", pipeline):
+    with patch("fxamp.runtime.build_program.build_pipeline", pipeline):
         for call in range(program.calls):
             autocast = torch.autocast("cpu", torch.bfloat16)
             expected = _outcome(eager, autocast(eager.__call__), program, call)

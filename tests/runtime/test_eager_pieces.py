@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import fxamp
-from fxamp.runtime import program as program_module
+from fxamp.runtime import build_program as program_module
 from tests.models import autocast, equal, run
 
 

@@ -16,6 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 import fxamp.runtime.program
+import fxamp.runtime.recording
 import fxamp.runtime.runner
 from fxamp.runtime.amp_module import AmpModule
 from fxamp.runtime.undo import Undo
@@ -58,6 +59,7 @@ def counted(shares: Shares) -> Iterator[None]:
     counter, module = _Counter(shares), fxamp.runtime.program
     run, save = module._run, Undo.save
     runner: Any = fxamp.runtime.runner
+    recorder: Any = fxamp.runtime.recording
 
     def recording(function: Any) -> Any:
         def called(*args: Any, **kwargs: Any) -> Any:
@@ -83,7 +85,7 @@ def counted(shares: Shares) -> Iterator[None]:
     with (
         mock.patch.object(module, "_run", counting),
         mock.patch.object(Undo, "save", not_counting),
-        mock.patch.object(runner, "capture", recording(runner.capture)),
+        mock.patch.object(recorder, "capture", recording(recorder.capture)),
         mock.patch.object(runner, "build_program", recording(runner.build_program)),
         counter,
     ):
