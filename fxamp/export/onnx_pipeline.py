@@ -24,6 +24,7 @@ from fxamp.export.deployed import Deployed
 from fxamp.export.onnx_blame import blame
 from fxamp.export.onnx_check import ENOUGH, as_arrays, check_model, measure, run_in_fresh_process
 from fxamp.export.onnx_legalize import legalize
+from fxamp.export.onnx_random import random_notes
 from fxamp.export.onnx_tidy import tidy
 from fxamp.export.onnx_translate import translate
 from fxamp.export.onnx_write import LARGEST, add_metadata, weight_bytes, write_model
@@ -82,7 +83,7 @@ def _described(artifact: Artifact, model: ir.Model, program: ExportedProgram) ->
         casts=len(casts),
         operators=len(nodes) - len(casts),
         weight_bytes=weight_bytes(model),
-        notes=(*artifact.notes, *_state_notes(program)),
+        notes=(*artifact.notes, *_state_notes(program), *random_notes(program)),
     )
 
 

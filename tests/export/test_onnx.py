@@ -217,3 +217,28 @@ def test_memory_that_nobody_has_written_to_is_no_value_to_compare() -> None:
     x = torch.rand(4)
     values = onnx_blame._values_of(torch.export.export(Filled(), (x,)), {"x": x.numpy()})
     assert list(values) == ["copy_", "relu"]
+
+
+class Drawing(nn.Module):
+    """Drops with a probability, whatever the mode."""
+
+    def __init__(self, probability: float) -> None:
+        super().__init__()
+        self.linear, self.probability = nn.Linear(4, 4), probability
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = nn.functional.dropout(self.linear(x), self.probability, training=True)
+        return nn.functional.scaled_dot_product_attention(y, y, y, dropout_p=self.probability)
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.5])
+def test_what_torch_draws_and_a_runtime_does_not_is_a_note(probability: float, tmp_path: Path) -> None:
+    call = (torch.randn(2, 3, 4),)
+    artifact = fxamp.export(
+        Drawing(probability).eval(), call, tmp_path / "model.onnx", dtype=torch.float16, check=False
+    )
+    note = (
+        "random numbers of aten.dropout.default, aten.scaled_dot_product_attention.default: "
+        "an ONNX runtime draws others, and leaves dropout out"
+    )
+    assert (note in artifact.notes) is (probability > 0)
