@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -108,7 +108,7 @@ def export(
         frozen = _frozen(model, call, request, device_type=device_type, dtype=dtype, policy=policy)
         original = None
         if not _is_one_graph(frozen, call):
-            with exporter_seen():
+            with exporter_seen(), suppress(FxampError):  # else what the model itself does is told
                 again = _frozen(model, call, request, device_type=device_type, dtype=dtype, policy=policy)
                 if _is_one_graph(again, call):
                     original, frozen = frozen, again

@@ -216,6 +216,15 @@ class ReadingDifferently(Reading):
         return scores.relu() if x.shape[0] == 1 and not torch.compiler.is_exporting() else scores
 
 
+class FailingForExporters(Reading):
+    """Whose other way does not work."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Any:
+        if torch.compiler.is_exporting():
+            raise ValueError("another mask is wanted")
+        return super().forward(x, mask)
+
+
 def convolutional() -> nn.Module:
     """A convolution, a norm, a classifier."""
     return nn.Sequential(

@@ -307,6 +307,12 @@ def test_a_model_that_reads_values_goes_the_way_that_it_has_for_exporters(
     _assert_equal(fresh.run(file, calls), _eager(model, calls))
 
 
+def test_where_the_way_for_exporters_fails_what_the_model_itself_does_is_told(tmp_path: Path) -> None:
+    call = (_x(3, 8), torch.ones(3, 1).bool())
+    with pytest.raises(ExportError, match=r"it reads the value of a tensor .* bool\(mask\.all\(\)\)"):
+        fxamp.export(_made(models.FailingForExporters), call, tmp_path / "model.pt2", dtype=BF16)
+
+
 def test_a_way_for_exporters_that_gives_other_bits_is_refused_as_the_models_own(tmp_path: Path) -> None:
     model, file = _made(models.ReadingDifferently), tmp_path / "model.pt2"
     call = (_x(1, 8), torch.ones(1, 1).bool())
