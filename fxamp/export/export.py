@@ -180,9 +180,9 @@ def _frozen(
                 "a converted model has its precision: leave device_type, dtype and policy out"
             )
         if isinstance(model, FrozenModule):
-            options = replace(model._options, sizes=sizes, dynamic_shapes=shapes)
+            options = replace(model._options, sizes=sizes, dynamic_shapes=shapes, whole_loops=False)
             return FrozenModule(model._tree, options, model._unfolded)
-        amp = AmpModule(model._function, replace(model._asked, sizes=sizes, dynamic_shapes=shapes))
+        asked, function = replace(model._asked, sizes=sizes, dynamic_shapes=shapes), model._function
     else:
         amp = convert(
             model,
@@ -191,8 +191,9 @@ def _frozen(
             policy=policy,
             dynamic_shapes=False if shapes is None else shapes,
         )
+        asked, function = amp._asked, amp._function
     try:
-        return freeze(amp, *call)
+        return freeze(AmpModule(function, replace(asked, whole_loops=False)), *call)
     except FxampError:
         raise
     except Exception as error:  # of a model that is run to freeze it
