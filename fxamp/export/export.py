@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -106,13 +107,15 @@ def export(
         require_packages(check=check)
     with without_fused_attention() if request.format == "onnx" else nullcontext():
         frozen = _frozen(model, call, request, device_type=device_type, dtype=dtype, policy=policy)
+        settled = _settle(frozen, call)
         original = None
         if not _is_one_graph(frozen, call):
             with exporter_seen(), suppress(FxampError):  # else what the model itself does is told
                 again = _frozen(model, call, request, device_type=device_type, dtype=dtype, policy=policy)
                 if _is_one_graph(again, call):
                     original, frozen = frozen, again
-        deployed = replace(deploy(frozen, *call, request.contract), original=original)
+        deployed = deploy(frozen, *call, request.contract)
+        deployed = replace(deployed, original=original, settled=settled and original is None)
         return _written(fitted(deployed, _weights(model), fit), request)
 
 
@@ -153,6 +156,25 @@ def _request(
         what = "is a folder" if file.is_dir() else f"is in a folder that is not there: {file.parent}"
         raise ArgumentError(f"{file} {what}\n  name a file in a folder that exists")
     return _Request(dict(kwargs or {}), file, chosen, contract, dynamic_shapes, check)
+
+
+def _settle(frozen: FrozenModule, call: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
+    """Call a model that sets attributes as a first call does (fills a cache), so that it has been called.
+
+    Returns:
+        Whether that was so.
+    """
+    frozen.capture(*call[0], **call[1])
+    runner = frozen._runner
+    if runner.last is not None or not any(failure.passing for failure in runner.failures.values()):
+        return False
+    buffers = {name: buffer.clone() for name, buffer in frozen.named_buffers()}
+    args, kwargs = copy.deepcopy(call)
+    with torch.random.fork_rng(), torch.no_grad(), suppress(Exception):  # what it raises is told later
+        frozen(*args, **kwargs)
+        for name, buffer in frozen.named_buffers():
+            buffer.copy_(buffers[name])
+    return True
 
 
 def _is_one_graph(frozen: FrozenModule, call: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:

@@ -373,6 +373,7 @@ class Runner:
         function, failure = self.function, self.failures.get(key)
         survey = self._surveys and key not in self._surveyed
         self._surveyed.add(key)
+        self.failures.called.add(key)
         if isinstance(function, nn.Module) and failure is not None and not failure.whole:
             function = shadow_of(function, self)
         with ExitStack() as stack:
