@@ -168,7 +168,7 @@ def test_captures_without_a_call_do_not_use_up_the_second_try() -> None:
     amp = fxamp.convert(Lazy(), dtype=torch.bfloat16)
     amp.capture(x)
     amp.capture(x)
-    assert amp.eager_modules == ("",)
+    assert "" in amp.eager_modules
     amp(x)
     amp(x)
     assert amp.eager_modules == ()
