@@ -1,6 +1,7 @@
 """Compute once what depends on weights and constants alone, in a module whose weights do not change.
 
 Before: each call standardises a weight, joins biases, gathers a table of positions, and casts the result.
+        (Buffers are as good as weights here: who reads the result looks whether one was written to.)
 After:  the graph reads the result as a tensor of its own.  What it was computed from, by which operators, is
         in the new node's ``meta["derived"]``.
 
@@ -10,12 +11,13 @@ A value that is the same in every call (``fixed_values.py``) is *kept* if, besid
   arithmetic;
 * it is memory of its own, and no output of the graph has it: what the user is given is new in every call;
 * where it is written to on the way, nothing that stays reads it before it is as it is in the end;
-* it is no larger than ``SMALL``, or than what is left of the weights and constants that it is made of, once
-  those that are kept already have taken their bytes from them.
+* it is no larger than ``SMALL``, or than what is left of the weights and constants that it is made of, and of
+  a fiftieth of all that the graph reads, once those that are kept already have taken their bytes from them.
 
-So the tensors that are kept take at most as many bytes as those that they are made of, and ``SMALL`` more for
-each.  A value that is too large (``bias.expand(rows, columns) * 2``) stays in the graph, and what it is made
-of may be kept.  The cast behind a computation is a part of it, so what is kept has the dtype that is used.
+So the tensors that are kept take at most as many bytes as those that they are made of, a fiftieth of all
+weights, and ``SMALL`` more for each.  A value that is too large (``bias.expand(rows, columns) * 2``) stays in
+the graph, and what it is made of may be kept.  The cast behind a computation is a part of it, so what is kept
+has the dtype that is used.
 
 The bits are those of the same kernels, with the number of threads and the flags of the back ends that are set
 when it is computed.  No gradient reaches the weights any more: inference-exact.
@@ -43,6 +45,8 @@ __all__ = ["SMALL", "FoldWeightArithmetic"]
 
 SMALL = 1 << 16
 """Bytes that a value may always have."""
+SHARE = 50
+"""One in so many bytes of what a graph reads may be taken besides: for the biases of swin's windows, say."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +54,15 @@ class FoldWeightArithmetic(Pass):
     """No operator is left whose result is known before the call and is worth its memory.
 
     Attributes:
-        fixed: The targets of the ``get_attr`` nodes that are weights, rounded copies of weights or constants.
+        fixed: The targets of the ``get_attr`` nodes that are weights, rounded copies of them, buffers or
+            constants.
     """
 
     name: ClassVar[str] = "fold-weight-arithmetic"
     fixed: frozenset[str]
 
     def run(self, graph: Graph) -> bool:
-        memory = Memory(graph)
+        memory = Memory(graph, recorded=True)  # behind all passes that move casts
         fixed, kept, changed = _choice(graph, memory, self.fixed)
         made: dict[Any, Node] = {}
         parts: dict[Node, str] = {}
@@ -103,9 +108,11 @@ def _kept(graph: Graph, memory: Memory, fixed: FixedValues) -> tuple[list[Node],
     for node in reversed(graph.nodes):
         if node in fixed and (node not in read or is_source(node)):
             continue
-        if node in fixed and _may_be_kept(node, memory) and _takes(node, fixed.behind(node), room):
-            kept.append(node)
-            continue
+        if node in fixed and _may_be_kept(node, memory):
+            sources = (str(part.target) for part in fixed.behind(node) if part.op == "get_attr")
+            if room.take(_bytes(node), sources):
+                kept.append(node)
+                continue
         needed.update(_needed(node, memory, fixed))
         read.update(node.all_input_nodes)
     return kept[::-1], needed
@@ -134,30 +141,38 @@ def _is_alias(node: Node, memory: Memory) -> bool:
     return any(memory.group(given) is memory.group(node) for given in node.all_input_nodes)
 
 
-def _room(graph: Graph) -> dict[str, int]:
-    """How many bytes may be kept of what is made of each source."""
+@dataclass
+class _Room:
+    """How many bytes may still be kept: of what is made of each source, and besides."""
+
+    of: dict[str, int]
+    besides: int
+
+    def take(self, size: int, sources: Iterable[str]) -> bool:
+        """Take *size* bytes if there are as many, those of the *sources* first."""
+        given = sorted(set(sources))
+        if size <= SMALL:
+            return True
+        if size > sum(self.of[target] for target in given) + self.besides:
+            return False
+        for target in given:
+            taken = min(size, self.of[target])
+            self.of[target] -= taken
+            size -= taken
+        self.besides -= size
+        return True
+
+
+def _room(graph: Graph) -> _Room:
     derived = [node for node in graph.nodes if "derived" in node.meta]
     given = [source for node in derived for source in node.meta["derived"].graph.find_nodes(op="get_attr")]
-    room = {str(node.target): _bytes(node) for node in (*filter(is_source, graph.nodes), *given)}
+    read = [node for node in graph.nodes if is_source(node) and "derived" not in node.meta]
+    of = {str(node.target): _bytes(node) for node in (*read, *given)}
+    room = _Room(of, sum(of.values()) // SHARE)
     for node in derived:
-        _take(_bytes(node), node.meta["derived"].sources, room)
+        room.take(_bytes(node), node.meta["derived"].sources)
+    room.of |= {str(node.target): _bytes(node) for node in derived}
     return room
-
-
-def _takes(node: Node, parts: set[Node], room: dict[str, int]) -> bool:
-    """Whether the value of *node* is worth its memory; then it takes that from the *room* of its sources."""
-    size, sources = _bytes(node), [str(part.target) for part in parts if part.op == "get_attr"]
-    if size > SMALL and size > sum(room[target] for target in sources):
-        return False
-    _take(size, sources, room)
-    return True
-
-
-def _take(size: int, sources: Iterable[str], room: dict[str, int]) -> None:
-    for target in sorted(sources) if size > SMALL else ():
-        taken = min(size, room[target])
-        room[target] -= taken
-        size -= taken
 
 
 def _bytes(node: Node) -> int:

@@ -62,9 +62,16 @@ _UNSAID = ("running_mean", "running_var")
 
 
 class Memory:
-    """The groups of *graph*'s values, as the graph is now; a node that is added later is in none."""
+    """The groups of *graph*'s values, as the graph is now; a node that is added later is in none.
 
-    def __init__(self, graph: Graph) -> None:
+    Args:
+        graph: A graph.
+        recorded: Whether a composite operator that may give a view or a copy (``reshape``) gives what it gave
+            when it was recorded.  So it does for the strides that it was recorded with: not where a pass has
+            another cast in front of it in mind.
+    """
+
+    def __init__(self, graph: Graph, *, recorded: bool = False) -> None:
         self._above: dict[Node, Node] = {}
         self.order: dict[Node, int] = {}
         self._writes: dict[Node, list[int]] = {}
@@ -80,7 +87,7 @@ class Memory:
             elif node.op == "output":
                 escaping += node.all_input_nodes
             elif node.op == "call_function":
-                for argument in _shared(node):
+                for argument in _shared(node, recorded=recorded):
                     self._join(node, argument)
                 written += [(argument, position) for argument in _written(node)]
         for node, position in written:
@@ -139,7 +146,7 @@ def _arguments(node: Node) -> Iterator[tuple[torch.Argument, list[Node]]]:
             yield argument, nodes
 
 
-def _shared(node: Node) -> list[Node]:
+def _shared(node: Node, *, recorded: bool) -> list[Node]:
     """The inputs that a result of *node* may share memory with."""
     target, _ = _call(node)
     if not isinstance(target, OpOverload):
@@ -152,9 +159,10 @@ def _shared(node: Node) -> list[Node]:
     composite = silent or target.namespace != "aten" or is_composite(target)
     composite = composite and target.name() not in _ALWAYS_NEW
     for argument, nodes in _arguments(node):
-        if silent or argument.alias_info is not None:
+        told = silent or argument.alias_info is not None
+        if told and not (recorded and composite):
             shared += nodes
-        elif composite:
+        elif told or composite:
             shared += [given for given in nodes if _may_overlap(node, given)]
     return shared
 

@@ -8,7 +8,7 @@ casts and other uses                        a float32 parameter                 
 no casts, or its Python runs eagerly        a float32 parameter                   nothing
 ==========================================  ====================================  ===========================
 
-What programs compute of weights and constants alone is beside them, too: computed once, in
+What programs compute of weights, buffers and constants alone is beside them, too: computed once, in
 ``derived_weights.py``.  The weights themselves stay as the table says.
 """
 
@@ -29,6 +29,8 @@ from fxamp.ir.where import locate
 from fxamp.passes.base import Pass
 from fxamp.passes.fold_weight_arithmetic import FoldWeightArithmetic
 from fxamp.passes.fold_weight_casts import FoldWeightCasts
+from fxamp.passes.make_by_size import MakeBySize
+from fxamp.passes.remove_dead_code import RemoveDeadCode
 from fxamp.runtime.derived_weights import Derived, DerivedWeights, has_version
 from fxamp.runtime.lower import FlatCode
 from fxamp.runtime.packed_code import PackedCode
@@ -84,11 +86,19 @@ class FrozenWeights:
             for name, tensor in tensors.items()
             if id(tensor) not in self._unfolded and name not in written
         }
+        if MakeBySize().run(module.graph):
+            RemoveDeadCode().run(module.graph)
         casts = FoldWeightCasts(foldable)
         casts.run(module.graph)
         watch(casts, module)
         read = self._read(module.graph, tensors)
         read |= {str(node.target): tensor for node, tensor in _constants(sources)}
+        slots = {
+            str(node.target): (source.slot(root), source.name)
+            for node, source in sources.items()
+            if isinstance(source, Place) and _may_change(source)
+        }
+        read |= {target: holder[name] for target, (holder, name) in slots.items()}
         changing = {*written, *(tensors.keys() - foldable.keys())}
         fixed = {target for target, tensor in read.items() if target not in changing and has_version(tensor)}
         arithmetic = FoldWeightArithmetic(frozenset(fixed))
@@ -97,8 +107,8 @@ class FrozenWeights:
         found: dict[Node, Source] = {}
         for node in filter(is_source, module.graph.nodes):
             if "derived" in node.meta:
-                given = [read[target] for target in node.meta["derived"].sources]
-                derived = self._derived.of(node, given)
+                given = node.meta["derived"].sources
+                derived = self._derived.of(node, [read[t] for t in given], [slots.get(t) for t in given])
                 found[node] = Constant(derived.value)
                 node.meta["unrounded"] = derived.unrounded
             else:
@@ -207,19 +217,20 @@ class _Copy:
             self.low = weight.to(dtype)
         self._version = weight._version
 
-    def refresh(self) -> None:
-        """Round the weight anew if it was written to."""
+    def refresh(self) -> bool:
+        """Round the weight anew if it was written to; then it is right."""
         if self.weight._version != self._version:
             self._version = self.weight._version
             with torch.inference_mode(mode=False), torch.no_grad():
                 self.low.copy_(self.weight)
+        return True
 
 
 class FrozenTensors:
     """The tensors that a program of a frozen module reads.
 
     Parameters and constants are the same objects for good.  Only what ``forward`` may put another tensor
-    into, buffers and plain attributes, is read anew.
+    into, buffers and plain attributes, is read anew, also where something else is computed from it.
 
     Args:
         slots: Where the program's tensors are.
@@ -227,7 +238,7 @@ class FrozenTensors:
         changing: The indices of those that are read anew.
         copies: Those among them that are beside a float32 weight, which somebody might write to, and those
             that the derived ones are computed from.
-        derived: Those among them that are computed from weights.
+        derived: Those among them that are computed from others.
     """
 
     def __init__(
@@ -242,19 +253,26 @@ class FrozenTensors:
         self._tensors = [holder[name] for holder, name in slots]
         self._changing = tuple(changing)
         self._kept: tuple[_Copy | Derived, ...] = (*copies, *derived)  # copies first: the others read them
-        self._watch = TensorWatch([slots[index] for index in changing], root) if changing else None
+        read_anew = [slots[index] for index in changing]
+        known = {(id(holder), name) for holder, name in read_anew}
+        behind = {(id(holder), name): (holder, name) for each in derived for holder, name in each.slots}
+        watched = read_anew + [slot for key, slot in behind.items() if key not in known]
+        self._watch = TensorWatch(watched, root) if watched else None
 
     def read(self) -> list[torch.Tensor] | None:
         """The tensors; ``None`` if a buffer is not what was captured."""
-        for kept in self._kept:
-            kept.refresh()
-        if self._watch is None:
-            return self._tensors
-        now = self._watch.read()
+        now = self._watch.read() if self._watch is not None else []
         if now is None:
             return None
+        for kept in self._kept:
+            if not kept.refresh():
+                return None
+        if not self._changing:
+            return self._tensors
         tensors = self._tensors.copy()
-        for index, tensor in zip(self._changing, now, strict=True):
+        for index, tensor in zip(
+            self._changing, now, strict=False
+        ):  # behind them those that are derived from
             tensors[index] = tensor
         return tensors
 

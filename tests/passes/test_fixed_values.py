@@ -95,7 +95,10 @@ BROKEN = {
         lambda: patch(f"{_FIXED}.is_repeatable", lambda target: "rand" in str(target)), (("noise", 0, 0),)
     ),
     "weights are read once": Broken(
-        lambda: patch(f"{_DERIVED}.refresh", lambda derived: None), (("exp", 0, 0),)
+        lambda: patch(f"{_DERIVED}.refresh", lambda derived: True), (("exp", 0, 0),)
+    ),
+    "buffers are read once": Broken(
+        lambda: patch(f"{_DERIVED}.refresh", lambda derived: True), (("exp", 3, 0),)
     ),
     "keys leave arguments out": Broken(
         lambda: patch("fxamp.ir.derivation._frozen", lambda value, numbers: None),

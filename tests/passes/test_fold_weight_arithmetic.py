@@ -14,7 +14,7 @@ from torch.nn import functional
 from fxamp.ir.blocks import is_source
 from fxamp.ir.edits import edits_of
 from fxamp.ir.text import show
-from fxamp.passes.fold_weight_arithmetic import SMALL, FoldWeightArithmetic
+from fxamp.passes.fold_weight_arithmetic import SHARE, SMALL, FoldWeightArithmetic
 from fxamp.passes.fold_weight_casts import FoldWeightCasts
 from fxamp.passes.verify import Verify
 from tests.passes.checks import Prepared, prepared
@@ -363,7 +363,31 @@ def test_what_is_kept_has_no_more_bytes_than_what_it_is_made_of() -> None:
     graph = _folded(model, torch.ones(BIG, BIG)).module.graph
     kept = [node for node in graph.nodes if "derived" in node.meta]
     assert sum(node.meta["fact"].bytes for node in kept) == model.w.nbytes > SMALL
+    assert model.w.nbytes + (model.w.nbytes + model.gain.nbytes) // SHARE < 2 * model.w.nbytes
     assert sum(node.op == "call_function" for node in graph.nodes) == 3 + 2 + 2  # two stay
+
+
+class Gathers(nn.Module):
+    """A gather that is larger than ``SMALL`` and than what it is from, beside another weight."""
+
+    def __init__(self, side: int) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(side, side))
+        self.table = nn.Parameter(torch.ones(4, SMALL // 8))
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        return x @ self.w.t() + (self.table[[0, 1, 2, 3, 0]] * x.sum()).sum()
+
+
+@pytest.mark.parametrize("side", [8, 2048])
+def test_a_value_may_take_a_fiftieth_of_all_weights_besides(side: int) -> None:
+    model = Gathers(side)
+    size = 5 * model.table[0].nbytes
+    has_room = size <= model.table.nbytes + (model.w.nbytes + model.table.nbytes) // SHARE
+    assert has_room is (side == 2048)
+    assert size > SMALL
+    text = show(_folded(model, torch.ones(ROWS, side)).module.graph)
+    assert (" = index(" in text) is not has_room
 
 
 def test_a_number_that_low_precision_lacks_stays_where_exporters_can_tell_of_it() -> None:

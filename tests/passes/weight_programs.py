@@ -155,8 +155,10 @@ def _outcome(call: Callable[[Tensor], Any], x: Tensor) -> Any:
 
 
 def _change(model: nn.Module, frozen: nn.Module, expected: Any, found: Any, call: int) -> None:
-    """Write to what both gave, or to the weights of both."""
+    """Write to what both gave and to the buffers of both, or to the weights of both."""
     if call % 2 == 0:
+        for buffer in (*model.buffers(), *frozen.buffers()):
+            buffer.mul_(1.1)
         memories = {weight.untyped_storage().data_ptr() for weight in model.state_dict().values()}
         for one, other in zip(expected, found, strict=True):
             if one.untyped_storage().data_ptr() not in memories:

@@ -252,3 +252,88 @@ def test_what_is_made_of_numbers_has_the_default_dtype_of_the_call() -> None:
     frozen.load_state_dict(other.state_dict())  # computes what is derived of both defaults anew
     torch.set_default_dtype(torch.float32)
     assert torch.equal(frozen(X), _eager(other, X))
+
+
+class Tabled(nn.Module):
+    """A gather from a weight by an index of the model's, and a table that a call may bind anew."""
+
+    index: Tensor
+    table: Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(5))
+        self.out = nn.Linear(8, 8)
+        self.register_buffer("index", torch.tensor([0, 1, 4, 4, 2, 3, 0, 1]), persistent=False)
+        self.register_buffer("table", torch.rand(8))
+
+    def forward(self, x: Tensor, step: str = "") -> Tensor:
+        """``(rows, 8)`` from ``(rows, 8)``."""
+        if step == "bind":
+            self.table = torch.rand(8, generator=torch.Generator().manual_seed(3))
+        if step == "double":
+            self.table = self.table.double()  # type: ignore[union-attr]
+        assert self.table is not None
+        y: Tensor = self.out(x) + self.bias[self.index] + self.table.exp().log1p().to(x.dtype)
+        return y
+
+
+def _kernels(frozen: FrozenModule) -> list[str]:
+    return sorted(step.name for step in cost_of(frozen.graph_module).steps)
+
+
+def test_what_depends_on_buffers_is_computed_once() -> None:
+    model = Tabled()
+    frozen = _frozen(model)
+    assert torch.equal(frozen(X), _eager(model, X))
+    assert _kernels(frozen) == ["add", "add", "linear", "to"]
+
+
+@pytest.mark.parametrize("name", ["index", "table"])
+def test_what_is_derived_follows_a_buffer_that_is_written_to(name: str) -> None:
+    model = Tabled()
+    frozen = _frozen(model)
+    before = frozen(X)
+    for buffers in (dict(model.named_buffers()), dict(frozen.named_buffers())):
+        buffers[name].copy_(buffers[name].flip(0))
+    assert torch.equal(frozen(X), _eager(model, X))
+    assert not torch.equal(frozen(X), before)
+
+
+@pytest.mark.parametrize("step", ["bind", "double"])
+def test_what_is_derived_follows_a_buffer_that_another_call_binds(step: str) -> None:
+    model = Tabled()
+    frozen = _frozen(copy.deepcopy(model))
+    for each in ("", step, "", ""):
+        assert torch.equal(frozen(X, each), _eager(model, X, each)), each
+
+
+def test_what_is_derived_follows_a_buffer_that_is_another_tensor() -> None:
+    model = Tabled()
+    frozen = _frozen(model)
+    for table in (torch.rand(8), torch.rand(16)[::2], torch.inference_mode()(torch.rand)(8), torch.rand(8)):
+        for tree in (model, frozen._tree):
+            tree.table = table.clone() if not table.is_inference() else table
+        assert torch.equal(frozen(X), _eager(model, X))
+        assert torch.equal(frozen(X), _eager(model, X))
+
+
+def test_a_mask_of_a_known_size_is_computed_once() -> None:
+    class Windowed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.out(x)
+            regions = x.new_zeros((4, 4))
+            regions[:2, 2:] = 1
+            regions[2:] = 2
+            flat = regions.view(2, 2, 2, 2).permute(0, 2, 1, 3).reshape(1, 16)
+            mask = torch.zeros_like(flat - flat.t()).masked_fill(flat != flat.t(), -100.0)
+            return x @ x.t() + mask[: x.shape[0], : x.shape[0]]
+
+    model = Windowed()
+    frozen = _frozen(model)
+    assert torch.equal(frozen(X), _eager(model, X))
+    assert _kernels(frozen) == ["add", "linear", "matmul", "to"]
