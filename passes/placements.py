@@ -8,7 +8,7 @@ the cheapest placement of all that are exact.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -22,9 +22,10 @@ from fxamp.ir.layouts import layout_of
 from fxamp.passes.cast_regions import Region, Value
 from fxamp.passes.movements import moved_inputs
 
-__all__ = ["Placement", "Prices", "cheapest", "price_of", "price_of_present"]
+__all__ = ["Placement", "Prices", "cheapest", "cheapest_without_more_casts", "price_of", "price_of_present"]
 
 _UNKNOWN_COUNT = 4096  # elements of a tensor whose size depends on data
+_DEAR = 2**60  # a price of starting a kernel beside which bytes do not count
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,24 @@ def cheapest(region: Region, prices: Prices) -> Placement:
         moved=frozenset(v for v in low if (v, "in") not in above),
         price=fixed + int(cut),
     )
+
+
+def cheapest_without_more_casts(region: Region, prices: Prices) -> Placement:
+    """The cheapest placement, if it makes no more casts than there are; else that of the fewest kernels.
+
+    Two small casts and a concatenation in low may move fewer bytes than a concatenation and one cast of it;
+    but nowhere are there to be more casts than eager autocast makes.
+    """
+    best = cheapest(region, prices)
+    present = sum(len(value.casts) for value in region.values if not value.free)
+    if _count_casts(best) <= present:
+        return best
+    fewest = cheapest(region, replace(prices, launch=_DEAR))
+    return replace(fewest, price=price_of(region, fewest, prices))
+
+
+def _count_casts(placement: Placement) -> int:
+    return sum(not value.free for value in placement.cast)
 
 
 def _network(region: Region, prices: Prices) -> tuple[Any, int]:

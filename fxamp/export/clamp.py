@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch.fx import GraphModule
@@ -51,6 +52,8 @@ def clamped(
         if key not in tensors:
             tensors[key] = before_rounding(part, spot.node, weights or {}).detach()
         tensors[key] = _elements(tensors[key], finding)
+        if "unrounded" in spot.node.meta:
+            spot.node.meta["unrounded"] = partial(tensors.__getitem__, key)
     for (part, target), tensor in tensors.items():
         _set_attribute(part, target, tensor)
     for child in copied.modules():

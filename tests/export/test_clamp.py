@@ -72,7 +72,8 @@ def test_elements_become_the_nearest_that_fit_and_infinite_ones_stay(frozen: boo
     assert weight[0].tolist() == expected
     assert weight[1].tolist() == [tiny, -tiny, 0.0] + [tiny] * 5
     assert torch.equal(weight[2:], model.layer.weight[2:].to(weight.dtype))
-    assert module.get_buffer("table").tolist() == [-most, 2.0] * 4
+    table = "table_folded" if frozen else "table"  # what is rounded of it is computed once
+    assert module.get_buffer(table).tolist() == [-most, 2.0] * 4
 
 
 @pytest.mark.parametrize("frozen", [False, True], ids=["converted", "frozen"])

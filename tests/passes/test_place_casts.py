@@ -16,7 +16,14 @@ from fxamp.passes import build_pipeline
 from fxamp.passes.cast_regions import Region, Value
 from fxamp.passes.clean_up import Level
 from fxamp.passes.place_casts import PlaceCasts
-from fxamp.passes.placements import Placement, Prices, cheapest, price_of, price_of_present
+from fxamp.passes.placements import (
+    Placement,
+    Prices,
+    cheapest,
+    cheapest_without_more_casts,
+    price_of,
+    price_of_present,
+)
 from fxamp.runtime.build_program import graph_module
 from tests.passes.cast_programs import CastProgram, Model, cast_programs
 from tests.passes.checks import CPU, Prepared, captured, check, prepared
@@ -110,6 +117,20 @@ def test_a_cast_stays_behind_a_slice_with_gaps_and_before_a_write() -> None:
         assert not ready.step(ready.module)
 
 
+def test_one_cast_of_a_concatenation_does_not_become_two_of_its_parts() -> None:
+    def program(x: Tensor, z: Tensor, y: Tensor) -> Tensor:
+        joined = torch.cat([z, x[:, :1].expand(2, 100, 64)], 2)
+        return torch.mm(joined.flatten(0, 1), y)
+
+    whole, rest, weight = torch.ones(2, 101, 64), torch.ones(2, 100, 64), torch.ones(128, 4).bfloat16()
+    with torch.no_grad():
+        ready = prepared(PlaceCasts, program, whole, rest, weight)
+    (region,) = _regions(ready)
+    best, found = (choose(region, Prices()) for choose in (cheapest, cheapest_without_more_casts))
+    assert (len(best.cast), len(found.cast)) == (2, 1)
+    assert best.price < found.price <= price_of_present(region, Prices())
+
+
 def test_a_slice_that_begins_at_an_odd_place_keeps_its_cast() -> None:
     ready = prepared(PlaceCasts, lambda x: torch.mm(x[0], x[1]), torch.ones(2, 3, 3))
     assert not ready.step(ready.module)
@@ -187,6 +208,10 @@ def test_no_exact_placement_of_a_small_region_is_cheaper(program: CastProgram) -
         return
     for region in _regions(ready):
         for prices in (Prices(), Prices(launch=0), Prices(launch=2**10, line=2**8)):
+            found = cheapest_without_more_casts(region, prices)
+            present = sum(len(value.casts) for value in region.values if not value.free)
+            assert found.price == price_of(region, found, prices)
+            assert sum(not value.free for value in found.cast) <= present
             best = cheapest(region, prices)
             assert best.price == price_of(region, best, prices) <= price_of_present(region, prices)
             if len(region.needed_low()) <= 8:
