@@ -1,7 +1,8 @@
 """How many casts a model of the zoo makes: converted and frozen, against eager autocast.
 
 Casts are counted as they are dispatched, in a call of the same inputs on each side.  Those inside of a kernel
-that consults autocast itself, and so stays in a region, are dispatched by both.
+that consults autocast itself, and so stays in a region, are dispatched by both.  Where a call is one graph,
+no value decides what is dispatched, and the dear kernels may be left out.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import copy
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,7 +19,7 @@ from torch import nn
 
 import fxamp
 from fxamp.errors import FxampError
-from tests.counts import Counts
+from tests.counts import Counts, Hollow
 from tests.zoo.check import TimeLimitError, seed_all, time_limit
 from tests.zoo.entry import Entry
 
@@ -73,12 +75,12 @@ class CastCounts:
         return asdict(self)
 
 
-def try_to_count(entry: Entry, mode: str, *, limit: int = 0) -> CastCounts:
+def try_to_count(entry: Entry, mode: str, *, limit: int = 0, hollow: bool = False) -> CastCounts:
     """Count; whatever is raised within *limit* seconds, or the limit itself, is told in the status."""
     counts = CastCounts(entry.library, entry.name, mode)
     try:
         with time_limit(limit):
-            count_casts(entry, mode, counts)
+            count_casts(entry, mode, counts, hollow=hollow)
     except TimeLimitError:
         counts.status = "time"
     except Exception:  # noqa: BLE001  whatever it is, it is the result
@@ -87,8 +89,11 @@ def try_to_count(entry: Entry, mode: str, *, limit: int = 0) -> CastCounts:
     return counts
 
 
-def count_casts(entry: Entry, mode: str, counts: CastCounts) -> None:
-    """Fill in *counts* for *entry* in *mode*; a model that cannot be frozen is told as an error."""
+def count_casts(entry: Entry, mode: str, counts: CastCounts, *, hollow: bool = False) -> None:
+    """Fill in *counts* for *entry* in *mode*; a model that cannot be frozen is told as an error.
+
+    With *hollow* products and convolutions are not computed where a call is one graph.
+    """
     training = mode == "train"
     counts.status = "build fails"
     seed_all(0)
@@ -99,7 +104,9 @@ def count_casts(entry: Entry, mode: str, counts: CastCounts) -> None:
         seed_all(1)
         function(*copy.deepcopy(args), **copy.deepcopy(kwargs))
 
-    with torch.set_grad_enabled(training):
+    with torch.set_grad_enabled(training), ExitStack() as stack:
+        if hollow and _is_one_graph(model, args, kwargs):
+            stack.enter_context(Hollow())
         counts.status = "eager fails"
         for _ in range(2):  # the first call may set attributes
             with torch.autocast("cpu", DTYPE), Counts(_sized(model)) as eager:
@@ -118,6 +125,16 @@ def count_casts(entry: Entry, mode: str, counts: CastCounts) -> None:
             counts.error = f"not frozen: {error}".splitlines()[0]
             return
         counts.frozen, counts.frozen_weights = found.casts, found.weight_casts
+
+
+def _is_one_graph(model: nn.Module, args: Any, kwargs: Any) -> bool:
+    """Whether a call reads no value, and none of its parts runs eagerly."""
+    amp = fxamp.convert(model, device_type="cpu", dtype=DTYPE)
+    try:
+        amp.capture(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+    except FxampError:
+        return False
+    return amp.eager_modules == () and len(amp.graph_modules) == 1
 
 
 def _count(module: nn.Module, call: Callable[[Callable[..., Any]], None]) -> Counts:
