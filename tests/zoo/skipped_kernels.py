@@ -44,7 +44,9 @@ _PRODUCTS: dict[Any, Callable[..., int]] = {
     _aten.baddbmm.default:         lambda c, a, b, **_: a.numel() * b.shape[-1],
 }  # fmt: skip
 _READS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+_READS_UNTOLD = frozenset({"_to_sparse", "_to_sparse_csr", "_to_sparse_csc", "_to_sparse_bsr", "_to_sparse_bsc"})
 _INDEXED = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default)
+_WRITES_UNTOLD = (_aten.native_batch_norm.default,)  # to running statistics; its schema does not say so
 _METHODS = ("tolist", "numpy", "__array__", "__dlpack__")
 
 
@@ -155,7 +157,8 @@ class UnreadValues(TorchDispatchMode):
 
 def _reads(func: Any, unknown: list[Tensor]) -> bool:
     """Whether *func* may read *unknown* on the host, or for the shape of its result."""
-    if func.namespace not in ("aten", "prim", "prims"):
+    namespace, _, name = func.name().partition("::")
+    if namespace not in ("aten", "prim", "prims") or name.partition(".")[0] in _READS_UNTOLD:
         return True
     if func in _INDEXED:
         return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in unknown)
@@ -163,7 +166,9 @@ def _reads(func: Any, unknown: list[Tensor]) -> bool:
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
-    """What *func* writes to."""
+    """What *func* writes to, and perhaps more."""
+    if func in _WRITES_UNTOLD:
+        return pytree.tree_leaves((args, kwargs))
     given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
     given |= kwargs
     names = [argument.name for argument in func._schema.arguments if argument.is_write]
