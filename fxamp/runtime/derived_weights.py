@@ -1,9 +1,15 @@
-"""The tensors that the programs of a frozen module read instead of computing them from weights in each call.
+"""The tensors that the programs of a frozen module read instead of computing them in each call.
 
 A tensor is computed once, however many programs read it: by the operators that it comes from, and the very
-tensors that they are given.  Those stay as they are, in the module tree, so that ``state_dict`` has them and
-can be loaded; only an exported artifact goes without them.  Where one has been written to, the tensors that
-are derived of it are computed anew, in their place.
+tensors that they are given, weights, constants and buffers.  Those stay as they are, in the module tree, so
+that ``state_dict`` has them and can be loaded; only an exported artifact goes without them.  Where one has
+been written to, the tensors that are derived of it are computed anew, in their place.
+
+A version tells that a tensor was written to, if it was written to in the usual ways.  ``forward`` may do so
+in others (``buffer.data``, the statistics of ``batch_norm``) and put another tensor in the place of a buffer.
+So what is derived of a buffer is *unsettled* as soon as anything in the frozen module might do that to it: a
+program that writes to the buffer, eager code, another tensor in its place.  From then on it is computed anew
+in each call.
 
 What they hold was computed with the number of threads, and the flags of the back ends, of that moment; with
 its default dtype also when they are computed anew, since a program serves calls of one default dtype.
@@ -13,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -26,6 +32,7 @@ from fxamp.ir.operators import is_impure, is_plain_cast
 from fxamp.ir.where import locate
 from fxamp.passes.movements import moved_inputs
 from fxamp.runtime.lower import lower
+from fxamp.runtime.watch import Slot
 
 __all__ = ["Derived", "DerivedWeights", "has_version"]
 
@@ -37,27 +44,52 @@ class Derived:
 
     Args:
         derivation: How.
-        sources: From which.
+        sources: Where those are that it is computed from.
+        buffers: Which of these are places of buffers, where another tensor may be put.
 
     Attributes:
-        sources: The same.
+        sources: The tensors that it was computed from.
+        buffers: The same as the argument.
+        settled: Whether it is computed anew only where a version tells that it has to be.
         value: The tensor, of the dtype, sizes and strides that the operators give.
     """
 
-    def __init__(self, derivation: Derivation, sources: Sequence[torch.Tensor]) -> None:
-        self._derivation, self.sources = derivation, tuple(sources)
+    def __init__(self, derivation: Derivation, sources: Sequence[Slot], buffers: Sequence[Slot] = ()) -> None:
+        self._derivation, self._slots, self.buffers = derivation, tuple(sources), tuple(buffers)
+        self.sources = self._read()
+        self.settled = True
         self._run: Callable[..., Any] = lower(derivation.graph).run
         self._default_dtype = torch.get_default_dtype()
-        self._versions = self._now()
+        self._versions: list[int] | None = self._now()
         self.value = self._computed(self._run)
 
     def refresh(self) -> None:
-        """Compute the tensor anew if one that it is derived of was written to."""
-        now = self._now()
-        if now != self._versions:
+        """Compute the tensor anew if one that it is derived of was written to, or may have been."""
+        if self.buffers and not self._follow():
+            return
+        now = self._now() if self.settled else None
+        if now is None or now != self._versions:
             self._versions = now
             with torch.inference_mode(mode=False), torch.no_grad():
                 self.value.copy_(self._computed(self._run))
+
+    def reads(self, slot: Slot) -> bool:
+        """Whether it is computed from the buffer in *slot*."""
+        return any(holder is slot[0] and name == slot[1] for holder, name in self.buffers)
+
+    def _follow(self) -> bool:
+        """Take the tensors that are there now; whether they are like those before."""
+        found = [holder.get(name) for holder, name in self._slots]
+        if all(map(is_, found, self.sources)):
+            return True
+        self.settled = False
+        if not all(map(_is_like, found, self.sources)):  # no program that reads the value serves a call now
+            return False
+        self.sources = self._read()
+        return True
+
+    def _read(self) -> tuple[torch.Tensor, ...]:
+        return tuple([holder[name] for holder, name in self._slots])
 
     def unrounded(self) -> torch.Tensor | None:
         """The tensor without its casts, computed now; ``None`` if anything computes with what they give."""
@@ -86,17 +118,24 @@ class DerivedWeights:
     def __init__(self) -> None:
         self._derived: dict[Hashable, Derived] = {}
 
-    def of(self, node: Node, sources: Sequence[torch.Tensor]) -> Derived:
+    def of(self, node: Node, sources: Sequence[Slot], buffers: Sequence[Slot] = ()) -> Derived:
         """The one tensor for *node*, which was made for a derivation; computed if there is none yet.
+
+        Args:
+            node: Stands for the tensor in a graph.
+            sources: Where the tensors are that it is derived of.
+            buffers: Those among them that are buffers.
 
         Raises:
             InvariantError: It has another dtype or other sizes than the node.
         """
         derivation: Derivation = node.meta["derived"]
         # It keeps the sources alive.
-        key = derivation.key, tuple(map(id, sources)), torch.get_default_dtype()
+        read = tuple(id(holder[name]) for holder, name in sources)
+        places = tuple((id(holder), name) for holder, name in buffers)
+        key = derivation.key, read, places, torch.get_default_dtype()
         if key not in self._derived:
-            derived = Derived(derivation, sources)
+            derived = Derived(derivation, sources, buffers)
             _check(node, derived.value)
             self._derived.setdefault(key, derived)  # another thread may have been faster
         return self._derived[key]
@@ -124,6 +163,12 @@ def has_version(tensor: torch.Tensor) -> bool:
     """Whether a plain *tensor* tells that it was written to."""
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
     return plain and not tensor.is_inference()
+
+
+def _is_like(found: torch.Tensor | None, before: torch.Tensor) -> bool:
+    if type(found) is not type(before):
+        return False
+    return (found.dtype, found.device, found.shape) == (before.dtype, before.device, before.shape)
 
 
 def _last_casts(node: Node) -> list[Node] | None:

@@ -44,7 +44,9 @@ _PRODUCTS: dict[Any, Callable[..., int]] = {
     _aten.baddbmm.default:         lambda c, a, b, **_: a.numel() * b.shape[-1],
 }  # fmt: skip
 _READS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
-_READS_UNTOLD = frozenset({"_to_sparse", "_to_sparse_csr", "_to_sparse_csc", "_to_sparse_bsr", "_to_sparse_bsc"})
+_READS_UNTOLD = frozenset(
+    {"_to_sparse", "_to_sparse_csr", "_to_sparse_csc", "_to_sparse_bsr", "_to_sparse_bsc"}
+)
 _INDEXED = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default)
 _WRITES_UNTOLD = (_aten.native_batch_norm.default,)  # to running statistics; its schema does not say so
 _METHODS = ("tolist", "numpy", "__array__", "__dlpack__")

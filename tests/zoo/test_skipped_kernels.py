@@ -66,7 +66,11 @@ def test_large_products_in_low_precision_are_zeros(name: str) -> None:
     with skipped_kernels() as skipped:
         found = product(_low(64, 64), _low(64, 64))
         assert (skipped.kernels, found.any().item()) == (1, False)
-        assert (found.shape, found.dtype, found.stride()) == (expected.shape, expected.dtype, expected.stride())
+        assert (found.shape, found.dtype, found.stride()) == (
+            expected.shape,
+            expected.dtype,
+            expected.stride(),
+        )
         assert product(_low(8, 8), _low(8, 8)).all()
         assert product(torch.ones(64, 64), torch.ones(64, 64)).all()
         assert skipped.kernels == 1
