@@ -24,9 +24,11 @@ from fxamp.ir.facts import Fact, fact_of_node
 from fxamp.ir.operators import arguments_in_order, tensor_arguments
 from fxamp.ir.where import locate
 from fxamp.passes.base import Pass
+from fxamp.passes.loop_arguments import values_given_cast
 from fxamp.policy import CastPolicy, OpRule, Policy
 from fxamp.policy.override import NO_OVERRIDE, Ruling, Verb
 from fxamp.policy.passive import ONLY_INPUT
+from fxamp.policy.time_loops import TIME_LOOPS
 
 __all__ = ["Classify", "Decision", "castable", "decide", "would_cast"]
 
@@ -81,7 +83,10 @@ def decide(node: Node, policy: Policy) -> Decision | None:
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return None
     region, ruling = node.meta["region"], node.meta.get("ruling") or NO_OVERRIDE
-    rule = rule_for(node.target, ruling, region, policy)
+    if "whole" in node.meta:
+        rule = TIME_LOOPS[node.target.name()] if region.enabled else None
+    else:
+        rule = rule_for(node.target, ruling, region, policy)
     if rule is None:
         return None
     low = low_dtype(region, policy)
@@ -121,8 +126,10 @@ def would_cast(node: Node, policy: Policy) -> bool:
 
 def cast_values(node: Node) -> list[Argument]:
     """The arguments of *node* that a decision to cast is about."""
-    values = list(tensor_arguments(node))
     assert isinstance(node.target, OpOverload)
+    if "whole" in node.meta:
+        return [value for _, _, value in values_given_cast(node)]
+    values = list(tensor_arguments(node))
     return values[:1] if node.target.name() in ONLY_INPUT else values
 
 

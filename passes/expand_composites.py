@@ -1,7 +1,8 @@
 """Open the composite operators that hide operators with a rule, just far enough for those to show.
 
 Before: an operator without a rule, written in C++ in other operators (``einsum``, ``lstm``), is one node.
-After:  where autocast would cast inside it, its body stands in its place; all other composites stay whole.
+After:  where autocast would cast inside it, its body stands in its place; all other composites stay whole,
+        and loops over time that were recorded whole do (``fxamp/policy/time_loops.py``).
 
 The body is recorded from the C++ implementation itself, in the node's own region, so what it does with
 dtypes inside is the dispatcher's answer, as for the rest of the graph.
@@ -119,6 +120,7 @@ class ExpandComposites(Pass):
             and (node.meta.get("ruling") or NO_OVERRIDE).won is None
             and (self.policy.rule(target) is None or not node.meta["region"].enabled)
             and target.name() not in REENTRANT
+            and "whole" not in node.meta
         )
 
 

@@ -33,6 +33,7 @@ from fxamp.ir.facts import Fact, fact_of_node
 from fxamp.ir.operators import TO_DTYPE, arguments_in_order, operator_name, set_argument
 from fxamp.passes.base import Pass
 from fxamp.passes.classify import Decision, castable, has_dtype_argument
+from fxamp.passes.loop_arguments import values_given_cast
 from fxamp.policy import CastPolicy, Policy
 from fxamp.policy.passive import ONLY_INPUT
 from fxamp.policy.table import REDISPATCHES
@@ -108,6 +109,8 @@ class _Writer:
         return True
 
     def _cast_arguments(self) -> bool:
+        if "whole" in self.node.meta:
+            return self._cast_before_loop()
         assert isinstance(self.node.target, OpOverload)
         changed = False
         for index, (argument, value) in reversed(list(enumerate(arguments_in_order(self.node)))):
@@ -118,6 +121,15 @@ class _Writer:
                 set_argument(self.node, argument.name, cast)
                 changed = True
         return changed
+
+    def _cast_before_loop(self) -> bool:
+        casts = [(name, at, value, self._cast(value)) for name, at, value in values_given_cast(self.node)]
+        values = {argument.name: value for argument, value in arguments_in_order(self.node)}
+        for name, place, _, cast in casts:
+            given = values[name]
+            values[name] = [*given[:place], cast, *given[place + 1 :]] if isinstance(given, list) else cast
+            set_argument(self.node, name, values[name])
+        return any(cast is not value for _, _, value, cast in casts)
 
     def _cast(self, value: Node) -> Node:
         fact, target = fact_of_node(value), self.decision.target

@@ -1,7 +1,8 @@
 """Run the kernels that consult autocast themselves inside a real region.
 
-They are those of ``fxamp/policy/reentrant.py``, and every operator from outside of torch's own library:
-what its kernel calls, or whether it has an autocast kernel of its own, only the dispatcher knows.
+They are those of ``fxamp/policy/reentrant.py``, the loops over time of ``fxamp/policy/time_loops.py``, and
+every operator from outside of torch's own library: what its kernel calls, or whether it has an autocast
+kernel of its own, only the dispatcher knows.
 
 Before: such an operator is a plain node, and would see no autocast when the graph runs.
 After:  it is called through ``run_in_region`` with the region it was captured in, under the policy.
@@ -52,6 +53,8 @@ class KeepReentrant(Pass):
 
 def _consults(node: Node) -> bool:
     assert isinstance(node.target, OpOverload)
+    if "whole" in node.meta:
+        return True
     decision = node.meta.get("decision")
     if decision is not None and decision.rule.cast is not CastPolicy.CUDNN_RNN:
         return False  # below its wrapper nothing is cast

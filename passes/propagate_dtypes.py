@@ -79,7 +79,7 @@ def facts_on_fakes(graph: Graph, fakes: FakeTensorMode, see: Callable[[Node, Fac
     def value_of(node: Node, values: dict[Node, Any]) -> object:
         if node.op in ("placeholder", "get_attr"):
             return _sized_stand_in(node)
-        if node.target is run_in_region or is_opaque_call(node):
+        if node.target is run_in_region or _is_opaque(node):
             return _sized_value(node, {used: real(values[used]) for used in node.all_input_nodes})
         args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
         assert callable(node.target)
@@ -121,7 +121,7 @@ def _symbolic_value(node: Node, values: dict[Node, Any]) -> object:
 def _value(node: Node, values: dict[Node, Any], *, sized: bool) -> object:
     if node.op in ("placeholder", "get_attr"):
         return fresh_fake(node, sized=sized)
-    if is_opaque_call(node):
+    if _is_opaque(node):
         return _fresh_results(node.meta["val"], sized=sized)
     args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
     assert callable(node.target)
@@ -129,6 +129,11 @@ def _value(node: Node, values: dict[Node, Any], *, sized: bool) -> object:
     if node.target is run_in_region:  # a fake tensor has no kernel to ask; it was asked at capture
         return _as_recorded(value, node.meta["fact"])
     return value
+
+
+def _is_opaque(node: Node) -> bool:
+    """Whether the results of *node* are known from the recording alone."""
+    return is_opaque_call(node) or "whole" in node.meta
 
 
 def _as_recorded(value: Any, fact: object) -> Any:

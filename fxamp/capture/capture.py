@@ -61,6 +61,8 @@ def capture(
     dynamic_shapes: object = None,
     walk: Walk | None = None,
     placed: PlacedPolicy | None = None,
+    *,
+    whole_loops: bool = False,
 ) -> Captured:
     """Record ``function(*args, **kwargs)`` as it runs in *region*.
 
@@ -73,6 +75,8 @@ def capture(
         dynamic_shapes: The user's own choice of symbolic sizes, which goes before *sizes*.
         walk: The real call, for a model that reads values of tensors; it gets all segments but the last.
         placed: The policy that operators are called under, if it is not torch's own.
+        whole_loops: Whether an operator that loops over time is one node, for sequences of any length;
+            else its steps are the nodes.
 
     Returns:
         The last segment of the call; mostly it is the only one.
@@ -84,7 +88,7 @@ def capture(
     """
     with pre_dispatch_lock, _quiet():
         following = walk is not None and walk.following
-        attempts = [_Attempt(sizes, walk if following else None)]
+        attempts = [_Attempt(sizes, walk if following else None, whole_loops)]
         while True:
             symbolic = _symbolic(function, spec, leaves, attempts[-1].sizes, dynamic_shapes)
             try:
@@ -107,14 +111,15 @@ class _Attempt:
 
     sizes: Sizes
     walk: Walk | None
+    whole_loops: bool
 
     def after(self, failure: Exception, walk: Walk | None) -> _Attempt | None:
         """What to try next."""
         about_values = isinstance(failure, (NeedsValuesError, GuardOnDataDependentSymNode))
         if about_values and self.walk is None:
-            return _Attempt(self.sizes, walk) if walk is not None else None
+            return replace(self, walk=walk) if walk is not None else None
         about_sizes = self.sizes is not Sizes.FIXED and not isinstance(failure, CaptureError)
-        return _Attempt(Sizes.FIXED, self.walk) if about_sizes else None
+        return replace(self, sizes=Sizes.FIXED) if about_sizes else None
 
 
 def _capture_error(failure: Exception) -> CaptureError:
@@ -142,7 +147,14 @@ def _capture(
         walk.begin(attempt.sizes)
         pause = Pause(walk, interlude, fakes, fixed=attempt.sizes is Sizes.FIXED)
     with plain_saved_tensors():
-        recorder = Recorder(fakes, region, lambda tensor: _place(places, tensor), pause=pause, placed=placed)
+        recorder = Recorder(
+            fakes,
+            region,
+            lambda tensor: _place(places, tensor),
+            pause=pause,
+            placed=placed,
+            whole_loops=attempt.whole_loops,
+        )
         if placed is not None and isinstance(function, nn.Module):
             recorder.scopes = placed.scopes_below(function)
         env.refuse = recorder.refuse

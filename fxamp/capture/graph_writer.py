@@ -84,6 +84,7 @@ class GraphWriter:
         pause: Where real values are to be had when fake tensors do not do; without it such a call is refused.
         placed: The policy that operators are called under, if it is not torch's own.
         site: Where all of them are called (the body of a composite operator).
+        whole_loops: Whether an operator that loops over time stays one node (``policy/time_loops.py``).
 
     Attributes:
         graph: What has been recorded of the present segment.
@@ -106,10 +107,12 @@ class GraphWriter:
         pause: Pause | None = None,
         placed: PlacedPolicy | None = None,
         site: Site | None = None,
+        whole_loops: bool = False,
     ) -> None:
         self.fakes, self.region, self._find, self.concrete = fakes, region, find, concrete
         self._region, self._low = region, region.dtype
         self._pause, self._site = pause, site
+        self.whole_loops = whole_loops
         self.by = PolicyDispatch(placed, self._here) if placed is not None else None
         self.scopes: Mapping[str, frozenset[int]] = {}
         self._carried = Carried()

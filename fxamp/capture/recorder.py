@@ -39,6 +39,7 @@ from fxamp.capture.segments import (
     Recording,
 )
 from fxamp.capture.structure import unflatten
+from fxamp.capture.time_loops import is_time_loop, loop_on_fakes
 from fxamp.errors import CaptureError, PolicyError
 from fxamp.ir.facts import fact_of
 from fxamp.ir.operators import is_composite, is_inplace, operator_name
@@ -182,6 +183,7 @@ class Recorder(BlockRecorder):
             return self._go_on_with_real_values(error, func, args, kwargs)
         node = self._call_function(func, nodes[0], nodes[1])
         node.meta["where"] = where
+        node.meta.update({"whole": True} if self._is_whole(func, fake_args, fake_kwargs) else {})
         if site is not None:
             node.meta.update(ruling=ruling, site=site)
         self._annotate(node, result)
@@ -212,6 +214,8 @@ class Recorder(BlockRecorder):
         try:
             if self.by is not None:
                 result = self.by.call_in(self._region, func, args, kwargs, ruling)
+            elif self._is_whole(func, args, kwargs):
+                result = loop_on_fakes(func, args, self._call_as_on_real_tensors)
             else:
                 result = self._call_as_on_real_tensors(func, args, kwargs)
         except PolicyError as error:
@@ -227,6 +231,11 @@ class Recorder(BlockRecorder):
             call = partial(self.by.call_in, self._region, func) if self.by is not None else None
             return with_kernel_dtypes(func, args, kwargs, result, call)
         return result
+
+    def _is_whole(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the call of *func* stays one node although operators with a rule are inside."""
+        usual = self.whole_loops and self.by is None and not self.concrete and not kwargs
+        return usual and is_time_loop(func, args, self._region)
 
     def _call_as_on_real_tensors(self, func: OpOverload, args: Any, kwargs: Any) -> object:
         """Call *func*; open a composite operator above autocast, as the dispatcher does for real tensors.

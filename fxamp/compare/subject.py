@@ -86,6 +86,7 @@ def subject_of(
         raise ArgumentError(f"compare takes an nn.Module or a function, not {type(model).__name__}")
     if policy is None:
         policy = Policy.native(device_type or device_type_of(model) or "cpu", dtype)
-    amp = AmpModule(model, Options(policy, Sizes.FIXED) if once else Options(policy))
+    sizes = Sizes.FIXED if once else Sizes.LEADING
+    amp = AmpModule(model, Options(policy, sizes, whole_loops=False))
     policy = policy_of(amp)  # acting on the tensors of the device that the model is on
     return Subject(model, policy, amp, converted=not policy.is_torchs_own)

@@ -32,6 +32,7 @@ from fxamp.runtime.program import Program
 __all__ = ["Deployed", "deploy", "module_of"]
 
 _ASKS_DYNAMO = "it asks Dynamo itself (torch.cond, while_loop, a compiled function), and runs as it is"
+_SETTLED = "the model sets attributes in its first call; this is what it does in the later ones"
 _SEEN = "the model reads values of tensors; here it goes the way that it has for exporters"
 
 
@@ -53,6 +54,7 @@ class Deployed:
         findings: Weights and constants that do not fit the low precision dtype, a line each.
         clamped: Whether they were changed, so that the graph gives other bits than the frozen model.
         original: The frozen model as it runs where no exporter is seen, if that is no single graph.
+        settled: Whether the model had to be called once for its attributes to stay as they are.
     """
 
     module: nn.Module
@@ -68,6 +70,7 @@ class Deployed:
     findings: tuple[str, ...] = ()
     clamped: bool = False
     original: FrozenModule | None = None
+    settled: bool = False
 
     @property
     def device_type(self) -> str:
@@ -78,8 +81,9 @@ class Deployed:
     def notes(self) -> tuple[str, ...]:
         """What differs from the model, a line each."""
         assert self.program.result is not None
-        found = replaced_classes(self.program.result)
-        return found if self.original is None else (*found, _SEEN)
+        found = [*replaced_classes(self.program.result)]
+        found += [_SETTLED] * self.settled + [_SEEN] * (self.original is not None)
+        return tuple(found)
 
     @property
     def low(self) -> torch.dtype:

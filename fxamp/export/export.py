@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -106,13 +107,15 @@ def export(
         require_packages(check=check)
     with without_fused_attention() if request.format == "onnx" else nullcontext():
         frozen = _frozen(model, call, request, device_type=device_type, dtype=dtype, policy=policy)
+        settled = _settle(frozen, call)
         original = None
         if not _is_one_graph(frozen, call):
             with exporter_seen(), suppress(FxampError):  # else what the model itself does is told
                 again = _frozen(model, call, request, device_type=device_type, dtype=dtype, policy=policy)
                 if _is_one_graph(again, call):
                     original, frozen = frozen, again
-        deployed = replace(deploy(frozen, *call, request.contract), original=original)
+        deployed = deploy(frozen, *call, request.contract)
+        deployed = replace(deployed, original=original, settled=settled and original is None)
         return _written(fitted(deployed, _weights(model), fit), request)
 
 
@@ -155,6 +158,25 @@ def _request(
     return _Request(dict(kwargs or {}), file, chosen, contract, dynamic_shapes, check)
 
 
+def _settle(frozen: FrozenModule, call: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
+    """Call a model that sets attributes as a first call does (fills a cache), so that it has been called.
+
+    Returns:
+        Whether that was so.
+    """
+    frozen.capture(*call[0], **call[1])
+    runner = frozen._runner
+    if runner.last is not None or not any(failure.passing for failure in runner.failures.values()):
+        return False
+    buffers = {name: buffer.clone() for name, buffer in frozen.named_buffers()}
+    args, kwargs = copy.deepcopy(call)
+    with torch.random.fork_rng(), torch.no_grad(), suppress(Exception):  # what it raises is told later
+        frozen(*args, **kwargs)
+        for name, buffer in frozen.named_buffers():
+            buffer.copy_(buffers[name])
+    return True
+
+
 def _is_one_graph(frozen: FrozenModule, call: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
     """Whether *call* is; else values of tensors decide what runs, or a part runs eagerly."""
     frozen.capture(*call[0], **call[1])
@@ -180,9 +202,9 @@ def _frozen(
                 "a converted model has its precision: leave device_type, dtype and policy out"
             )
         if isinstance(model, FrozenModule):
-            options = replace(model._options, sizes=sizes, dynamic_shapes=shapes)
+            options = replace(model._options, sizes=sizes, dynamic_shapes=shapes, whole_loops=False)
             return FrozenModule(model._tree, options, model._unfolded)
-        amp = AmpModule(model._function, replace(model._asked, sizes=sizes, dynamic_shapes=shapes))
+        asked, function = replace(model._asked, sizes=sizes, dynamic_shapes=shapes), model._function
     else:
         amp = convert(
             model,
@@ -191,8 +213,9 @@ def _frozen(
             policy=policy,
             dynamic_shapes=False if shapes is None else shapes,
         )
+        asked, function = amp._asked, amp._function
     try:
-        return freeze(amp, *call)
+        return freeze(AmpModule(function, replace(asked, whole_loops=False)), *call)
     except FxampError:
         raise
     except Exception as error:  # of a model that is run to freeze it

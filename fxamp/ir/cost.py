@@ -1,9 +1,10 @@
 """What a graph costs to run: casts, kernels, bytes and floating point operations, in symbolic sizes.
 
 Each operator is one step.  It reads each tensor that it is given once and writes its results once; a view
-does neither, and starts no kernel; a gather reads as much as it gives.  Matrix products, convolutions and
-attention have floating point operations besides.  What an operator does inside (workspaces, several
-kernels) is not seen, so these are the figures of a good implementation; nor is the backward pass.
+does neither, and starts no kernel; a gather reads as much as it gives.  Matrix products, convolutions,
+attention and the steps of a loop over time have floating point operations besides.  What an operator does
+inside (workspaces, several kernels) is not seen, so these are the figures of a good implementation; nor is
+the backward pass.
 
 The comparison is a float32 run of the same graph: no cast of autocast, and float32 where it made values low.
 """
@@ -219,7 +220,7 @@ class _Counter:
         weights = {given: size for given, size in read.items() if self._is_weight(given)}
         yield Step(
             name=_short(node),
-            dtype=self._dtype(results[0]) if results else torch.float32,
+            dtype=self._dtype(_computed_in(node, results)) if results else torch.float32,
             weights=sympy.sympify(sum(weights.values())),
             activations=sympy.sympify(sum(s for given, s in read.items() if given not in weights) + written),
             flops=sympy.sympify(self._flops(node, results)),
@@ -259,6 +260,10 @@ class _Counter:
         return self._count(fact) * self._dtype(fact).itemsize
 
     def _flops(self, node: Node, results: list[Fact]) -> Any:
+        if "whole" in node.meta:
+            rows, weights = _loop(node)
+            products = sum(map(self._count, weights))
+            return 2 * products * prod(map(self._size, rows), start=sympy.Integer(1))
         inner = _INNER.get(_short(node).removesuffix("_"))
         facts = [given.meta.get("fact") for given in _tensors(node)]
         if inner is None or not results or not all(isinstance(fact, Fact) for fact in facts):
@@ -269,6 +274,23 @@ class _Counter:
 def _tensors(node: Node) -> list[Node]:
     args = node.args[2:] if node.target is run_in_region else node.args
     return [arg for arg in args if isinstance(arg, Node) and arg.meta.get("fact") is not None]
+
+
+def _loop(node: Node) -> tuple[tuple[Any, ...], list[Fact]]:
+    """The sizes of the steps of a loop over time (how many, of how many rows), and its matrices."""
+    args = node.args[2:] if node.target is run_in_region else node.args
+    fact = fact_of_node(args[0])
+    assert fact is not None
+    lists = [arg for arg in args if isinstance(arg, (list, tuple))]
+    weights = [found for each in lists[-1] if (found := fact_of_node(each)) is not None]
+    return fact.shape[:-1], [weight for weight in weights if len(weight.shape) == _MATRIX]
+
+
+def _computed_in(node: Node, results: list[Fact]) -> Fact:
+    return _loop(node)[1][0] if "whole" in node.meta else results[0]
+
+
+_MATRIX = 2
 
 
 def _attention(facts: list[Fact]) -> tuple[Any, ...]:

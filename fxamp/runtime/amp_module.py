@@ -250,5 +250,5 @@ def policy_of(amp: AmpModule) -> Policy:
 
 
 def again(amp: AmpModule) -> AmpModule:
-    """The same source converted in the same way, with nothing captured yet."""
-    return AmpModule(amp._function, amp._asked)
+    """The same source converted in the same way, with nothing captured yet, and loops over time in steps."""
+    return AmpModule(amp._function, replace(amp._asked, whole_loops=False))

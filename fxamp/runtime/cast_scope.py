@@ -45,6 +45,10 @@ def keep_cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if casts is None:
         return tensor.to(dtype)
     if id(tensor) not in casts:
-        with torch.enable_grad():
+        enabled = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(True)  # noqa: FBT003  its only argument
+        try:
             casts[id(tensor)] = (tensor, tensor.to(dtype))
+        finally:
+            torch._C._set_grad_enabled(enabled)
     return casts[id(tensor)][1]

@@ -36,11 +36,13 @@ class Failures(dict[Any, Failure]):
     """The failures of one module.
 
     Attributes:
-        forgiven: The signatures that were given a second try.
+        called: The signatures that calls ran eagerly with.
+        forgiven: Those that were given a second try.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.called: set[Any] = set()
         self.forgiven: set[Any] = set()
 
     def scope_of(self, key: Any) -> Any:
@@ -55,9 +57,9 @@ class Failures(dict[Any, Failure]):
         return self.scope_of(key) in self
 
     def forgive(self, key: Any) -> None:
-        """Let a call be captured that could not be because it set attributes, as a first call may; once."""
+        """Let a call be captured, once it has run, that could not be because it set attributes; once."""
         failure = self.get(key)
-        if failure is not None and failure.passing and key not in self.forgiven:
+        if failure is not None and failure.passing and key in self.called - self.forgiven:
             self.forgiven.add(key)
             del self[key]
 

@@ -31,6 +31,7 @@ class Recording:
         leaves: Their tensors.
         region: What the call runs in.
         dynamic_shapes: The user's own choice of symbolic sizes; of the converted model itself only.
+        whole_loops: Whether an operator that loops over time is one node.
     """
 
     function: Callable[..., Any]
@@ -38,6 +39,7 @@ class Recording:
     leaves: list[torch.Tensor]
     region: Region
     dynamic_shapes: Any
+    whole_loops: bool
 
     def make(
         self, sizes: Sizes, walk: Walk | None, placed: PlacedPolicy | None, findings: Findings
@@ -48,8 +50,17 @@ class Recording:
         return captured
 
     def _captured(self, sizes: Sizes, walk: Walk | None, placed: PlacedPolicy | None) -> Captured:
-        shapes = self.dynamic_shapes
-        return capture(self.function, self.spec, self.leaves, self.region, sizes, shapes, walk, placed)
+        return capture(
+            self.function,
+            self.spec,
+            self.leaves,
+            self.region,
+            sizes,
+            self.dynamic_shapes,
+            walk,
+            placed,
+            whole_loops=self.whole_loops,
+        )
 
     def _without_overrides(self, sizes: Sizes, placed: PlacedPolicy | None) -> Captured | None:
         """The same call under the policy's table alone; ``None`` where that cannot be."""

@@ -201,7 +201,8 @@ def _row(
     decision = node.meta.get("decision")
     rule = "" if decision is None else str(decision)
     if node.target is run_in_region or isinstance(target, CustomFunction):
-        rule = "kept in a region: its kernel consults autocast itself"
+        why = "its kernel consults autocast itself" if decision is None else decision.rule.why
+        rule = f"kept in a region: {why}"
     casts = [arg for arg in node.all_input_nodes if "inserted" in arg.meta and arg not in told]
     told.update(casts)
     return OperatorRow(

@@ -205,7 +205,7 @@ class Runner:
 
     def _recording(self, spec: Spec, leaves: list[torch.Tensor], region: Region) -> Recording:
         shapes = None if self.path else self.options.dynamic_shapes  # said of the model's arguments
-        return Recording(self.function, spec, leaves, region, shapes)
+        return Recording(self.function, spec, leaves, region, shapes, self.options.whole_loops)
 
     def _record(self, recording: Recording, sizes: Sizes, walk: Walk | None) -> Captured:
         with self._lock:
@@ -373,6 +373,7 @@ class Runner:
         function, failure = self.function, self.failures.get(key)
         survey = self._surveys and key not in self._surveyed
         self._surveyed.add(key)
+        self.failures.called.add(key)
         if isinstance(function, nn.Module) and failure is not None and not failure.whole:
             function = shadow_of(function, self)
         with ExitStack() as stack:

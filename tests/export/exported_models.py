@@ -225,6 +225,49 @@ class FailingForExporters(Reading):
         return super().forward(x, mask)
 
 
+class FillsCache(nn.Module):
+    """Keeps in its first call what later calls read, until its mode is set; counts its calls in a buffer."""
+
+    seen: Tensor
+    cache: dict[str, Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 4)
+        self.bias = nn.Parameter(torch.randn(6))
+        self.register_buffer("seen", torch.tensor(0))
+        self.cache = {}
+
+    def train(self, mode: bool = True) -> FillsCache:
+        """Forgets what it has kept."""
+        super().train(mode)
+        self.cache = {}
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(rows, 4)``, from ``(rows, 8)``."""
+        if str(x.device) not in self.cache:
+            self.cache[str(x.device)] = self.bias[torch.tensor([1, 0, 5, 2])]
+        self.seen += 1
+        result: Tensor = self.linear(x) + self.cache[str(x.device)] + self.seen
+        return result
+
+
+class CountsCalls(nn.Module):
+    """Does something else in every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 4)
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(rows, 4)``, from ``(rows, 8)``."""
+        self.calls += 1
+        result: Tensor = self.linear(x) * self.calls
+        return result
+
+
 def convolutional() -> nn.Module:
     """A convolution, a norm, a classifier."""
     return nn.Sequential(

@@ -115,6 +115,7 @@ def test_a_folder_that_nobody_may_write_to(tmp_path: Path) -> None:
     [
         (Branching, (X,), r"Branching is no single graph[\s\S]*test_errors\.py[\s\S]*torch\.where"),
         (Numpy, (X,), r"Numpy is no single graph[\s\S]*report of the converted model"),
+        (models.CountsCalls, (X,), r"CountsCalls is no single graph[\s\S]*changes the attribute 'calls'"),
         (Appending, (X, []), r"Appending writes into a list[\s\S]*let the model return"),
         (models.Conditional, (X,), r"Conditional is no single graph[\s\S]*asks Dynamo itself \(torch\.cond"),
     ],

@@ -60,6 +60,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Call]] = {
     "fast attention": (models.attention, _call(_x(2, 5, 16))),
     "convolution and norm": (models.convolutional, _call(_x(2, 3, 8, 8))),
     "float64 and integers": (models.Wide, _call(_x(3, 8), _x(3, 4).double(), torch.ones(4, 3).long())),
+    "a cache that the first call fills": (models.FillsCache, _call(_x(3, 8))),
     "values read": (models.Reading, _call(_x(3, 8), torch.ones(3, 1).bool())),
 }
 
@@ -351,3 +352,13 @@ def test_the_check_runs_in_a_process_of_its_own_and_is_told(tmp_path: Path) -> N
         artifact = fxamp.export(models.Counting(), (_x(3, 8),), file, dtype=BF16, device_type="cpu")
     assert artifact.check == "the same bits in a fresh process"
     assert fxamp.read_artifact(file) == artifact
+
+
+def test_a_first_call_is_made_on_a_copy_and_told(tmp_path: Path) -> None:
+    model = _made(models.FillsCache).eval()
+    artifact = fxamp.export(model, (_x(3, 8),), tmp_path / "model.pt2", dtype=BF16)
+    assert model.cache == {}
+    assert model.seen == 0
+    assert artifact.notes == (
+        "the model sets attributes in its first call; this is what it does in the later ones",
+    )

@@ -151,6 +151,29 @@ def test_what_a_first_call_sets_does_not_keep_a_model_eager() -> None:
     assert len(amp.graph_modules) >= 1
 
 
+def test_captures_without_a_call_do_not_use_up_the_second_try() -> None:
+    class Lazy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.f = nn.Linear(4, 4)
+            self.cache: dict[str, Tensor] = {}
+
+        def forward(self, x: Tensor) -> Tensor:
+            if "scale" not in self.cache:
+                self.cache["scale"] = torch.ones(4)
+            result: Tensor = self.f(x) * self.cache["scale"]
+            return result
+
+    x = torch.randn(3, 4)
+    amp = fxamp.convert(Lazy(), dtype=torch.bfloat16)
+    amp.capture(x)
+    amp.capture(x)
+    assert "" in amp.eager_modules
+    amp(x)
+    amp(x)
+    assert amp.eager_modules == ()
+
+
 class Chooses(nn.Module):
     """A branch of ``torch.cond``, for which eager mode asks Dynamo, is a child module."""
 
