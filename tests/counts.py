@@ -35,5 +35,6 @@ class Counts(TorchDispatchMode):
         self.operators += computes and func is not torch.ops.aten._unsafe_view.default
         if func in _CASTS:
             self.casts += 1
-            self.weight_casts += args[0].untyped_storage().data_ptr() in self._weights
+            strided = args[0].layout is torch.strided  # a sparse tensor is no weight, and has no storage
+            self.weight_casts += strided and args[0].untyped_storage().data_ptr() in self._weights
         return func(*args, **(kwargs or {}))
