@@ -8,7 +8,7 @@ the cheapest placement of all that are exact.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -49,18 +49,20 @@ class Prices:
     Attributes:
         launch: How many bytes are moved in the time that it takes to start a kernel.
         line: Likewise for a line of flat code that starts no kernel (a view).
+        cast: What a cast costs on top, whatever its size.
         symbolic: Whether prices are SymPy expressions in the sizes; else they are those of the example.
     """
 
     launch: int = 2**15
     line: int = 1
+    cast: int = 0
     symbolic: bool = False
 
     def of_cast(self, value: Value, high: torch.dtype, low: torch.dtype) -> Any:
         """A cast of *value*."""
         if value.free:
             return 0
-        return self.launch + self._count(value) * (high.itemsize + low.itemsize)
+        return self.cast + self.launch + self._count(value) * (high.itemsize + low.itemsize)
 
     def of_move(self, value: Value, dtype: torch.dtype) -> Any:
         """The movement that gives *value*, in *dtype*."""
@@ -117,6 +119,20 @@ def price_of(region: Region, placement: Placement, prices: Prices) -> Any:
 
 
 def cheapest(region: Region, prices: Prices) -> Placement:
+    """The placement that costs least of those that have no more casts than the region has now.
+
+    Where the one that costs least of all has more, casts are made dearer until it has not.  The price that is
+    told is by *prices*.
+    """
+    most = sum(len(value.casts) for value in region.values if not value.free)
+    found, dearer = _cheapest(region, prices), prices
+    while sum(not value.free for value in found.cast) > most:
+        dearer = replace(dearer, cast=2 * dearer.cast or prices.launch or 1)
+        found = _cheapest(region, dearer)
+    return found if dearer is prices else replace(found, price=int(price_of(region, found, prices)))
+
+
+def _cheapest(region: Region, prices: Prices) -> Placement:
     """The placement that costs least, by a minimum cut."""
     network, fixed = _network(region, prices)
     cut, (above, _) = nx.minimum_cut(network, "high", "low", capacity="capacity")

@@ -16,7 +16,14 @@ from fxamp.passes import build_pipeline
 from fxamp.passes.cast_regions import Region, Value
 from fxamp.passes.clean_up import Level
 from fxamp.passes.place_casts import PlaceCasts
-from fxamp.passes.placements import Placement, Prices, cheapest, price_of, price_of_present
+from fxamp.passes.placements import (
+    Placement,
+    Prices,
+    _cheapest,
+    cheapest,
+    price_of,
+    price_of_present,
+)
 from fxamp.runtime.build_program import graph_module
 from tests.passes.cast_programs import CastProgram, Model, cast_programs
 from tests.passes.checks import CPU, Prepared, captured, check, prepared
@@ -187,10 +194,32 @@ def test_no_exact_placement_of_a_small_region_is_cheaper(program: CastProgram) -
         return
     for region in _regions(ready):
         for prices in (Prices(), Prices(launch=0), Prices(launch=2**10, line=2**8)):
-            best = cheapest(region, prices)
-            assert best.price == price_of(region, best, prices) <= price_of_present(region, prices)
+            best, most = cheapest(region, prices), sum(len(value.casts) for value in region.values)
+            assert best.price == price_of(region, best, prices)
+            assert _casts_in(best) <= most
             if len(region.needed_low()) <= 8:
                 placements = list(_all_placements(region, prices))
                 event(f"{min(len(placements), 20)} exact placements")
                 assert best in placements
-                assert best.price == min(each.price for each in placements)
+                if best.price != min(each.price for each in placements):
+                    event("a cheaper one has more casts")
+                    assert all(_casts_in(each) > most for each in placements if each.price < best.price)
+                    continue
+            assert best.price <= price_of_present(region, prices)
+
+
+def _casts_in(placement: Placement) -> int:
+    return sum(not value.free for value in placement.cast)
+
+
+def test_two_smaller_casts_do_not_take_the_place_of_one() -> None:
+    """The row is spread only behind its cast, so two casts would move fewer bytes than one of the result."""
+
+    def program(x: Tensor, y: Tensor, low: Tensor) -> Tensor:
+        return torch.matmul(torch.cat([y, x[:, :1].expand(-1, 100, -1)], 2), low)
+
+    given = torch.ones(2, 101, 64), torch.ones(2, 100, 64), torch.ones(128, 8).bfloat16()
+    ready = prepared(PlaceCasts, program, *given)
+    (region,) = _regions(ready)
+    assert len(_cheapest(region, Prices()).cast) == 2
+    assert _casts_in(cheapest(region, Prices())) == 1
