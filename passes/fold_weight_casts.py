@@ -10,6 +10,10 @@ choose its order of summation by them.  That is so for
 * copies (``weight[index]``, ``embedding``), in a graph that writes to nothing: the new tensor is the model's
   to write to, perhaps through a view.
 
+A weight that is spread over a size of the call (``token.expand(batch, -1, -1)``) has more elements than
+memory, and a cast of it has memory for all.  So there ``cast(move(weight))`` becomes ``clone(move(copy))``:
+a clone lays out its result by the rule of a cast, and reads half the bytes.
+
 No gradient reaches the weight any more: inference-exact.  The switches that let a cast record gradients
 (``insert-casts``) go with the casts between them.
 """
@@ -51,9 +55,10 @@ _PARTS = frozenset(
 _COPIES = frozenset(
     {
         _aten.index.Tensor, _aten.index_select.default, _aten.embedding.default, _aten.reshape.default,
-        _aten.flatten.using_ints,
+        _aten.flatten.using_ints, _aten.repeat.default,
     }
 )  # fmt: skip
+_SPREADS = frozenset({_aten.expand.default, _aten.expand_as.default})
 
 
 @dataclass(frozen=True)
@@ -88,13 +93,14 @@ def _writes(node: Node) -> bool:
 
 
 def _fold(graph: Graph, weight: Node, moves: frozenset[OpOverload], *, contiguous: bool) -> bool:
-    behind = list(_casts_behind(weight, moves, contiguous=contiguous))
+    spread = list(_casts_of_spread(weight, moves)) if contiguous else []
+    behind = [*_casts_behind(weight, moves, contiguous=contiguous), *spread]
     for cast in [*behind, *filter(is_cast_of_weight, weight.users)]:
         what = f"read from the rounded copy of %{weight.name}"
         note_edit(graph, cast, FoldWeightCasts.name, "inference-exact", what, "the weight does not change")
     low: dict[object, dict[Node, Node]] = {}
     for cast in behind:
-        _cast_before_moves(graph, weight, cast, low.setdefault(cast.args[1], {}))
+        _cast_before_moves(graph, weight, cast, low.setdefault(cast.args[1], {}), clone=cast in spread)
     changed = bool(behind)
     copies: dict[torch.dtype, Node] = {}
     for cast in [user for user in weight.users if is_cast_of_weight(user)]:
@@ -144,6 +150,15 @@ def _casts_behind(node: Node, moves: frozenset[OpOverload], *, contiguous: bool)
             yield from _casts_behind(moved, moves, contiguous=bool(rows))
 
 
+def _casts_of_spread(node: Node, moves: frozenset[OpOverload], *, spread: bool = False) -> Iterator[Node]:
+    """The casts of views, and of what *moves*, make of *node* where something on the way spreads it."""
+    for user in node.users:
+        if spread and is_cast_of_weight(user):
+            yield user
+        elif user.args[:1] == (node,) and user.target in moves | _ROWS | _SPREADS:
+            yield from _casts_of_spread(user, moves, spread=spread or user.target in _SPREADS)
+
+
 def _rows_of(node: Node) -> list[Node]:
     """The nodes that stand for rows of a tensor, if *node* takes rows: itself, or its parts."""
     if node.target in _ROWS and node.args[1:2] == (0,) and node.args[4:] in ((), (1,)):
@@ -160,8 +175,11 @@ def _begins_like_a_copy(rows: Node) -> bool:
     return layout is not None and layout.is_aligned(torch.bfloat16)
 
 
-def _cast_before_moves(graph: Graph, weight: Node, cast: Node, low: dict[Node, Node]) -> None:
-    """Cast *weight* and move that instead; *low* has what is moved so far in the dtype of *cast*."""
+def _cast_before_moves(graph: Graph, weight: Node, cast: Node, low: dict[Node, Node], *, clone: bool) -> None:
+    """Cast *weight* and move that instead, and *clone* it where there was the cast.
+
+    *low* has what is moved so far in the dtype of *cast*.
+    """
     moves: list[Node] = []
     node = cast.args[0]
     while node is not weight:
@@ -179,6 +197,11 @@ def _cast_before_moves(graph: Graph, weight: Node, cast: Node, low: dict[Node, N
                 low[move] = _on_another(graph, move, value)
             low[move].meta["fact"] = _cast_fact(move.meta["fact"], cast)
         value = low[move]
+    if clone:
+        with graph.inserting_before(cast):
+            value = graph.call_function(_aten.clone.default, (value,))
+        value.meta.update(cast.meta)
+        value.meta.pop("inserted")
     cast.replace_all_uses_with(value)
     for dead in (cast, *moves):
         if not dead.users:

@@ -3,7 +3,7 @@
 Before: eager autocast casts what each operator gets: every slice of a sequence, both halves of a split.
 After:  between a value and its casts, joined by views, slices, gathers and concatenations, the casts stand
         where the bytes moved and the kernels started are fewest: hoisted to the whole that the slices are
-        of, or sunk to the one row that is read; never are there more casts than before.
+        of, or sunk to the one row that is read.
 
 Exact for inference: elements are moved, never computed with, so the bits are the same before and behind.
 Gradients would be added up in another dtype, so in training only values that no gradient reaches are moved.
@@ -27,7 +27,7 @@ from fxamp.passes.cast_regions import Region, Rules, Value, find_regions, is_bes
 from fxamp.passes.classify import Decision
 from fxamp.passes.clean_up import CleanUp, takes_part_in_gradient
 from fxamp.passes.movements import is_exact_in, moved_inputs
-from fxamp.passes.placements import Placement, Prices, cheapest_without_more_casts, price_of_present
+from fxamp.passes.placements import Placement, Prices, cheapest, price_of_present
 
 __all__ = ["PlaceCasts"]
 
@@ -36,7 +36,7 @@ _OF_THE_CALL = ("val", "number", "decision", "carried_out")
 
 @dataclass(frozen=True)
 class PlaceCasts(CleanUp):
-    """No other exact placement of the casts around movement is cheaper, or it would make more casts.
+    """No other exact placement of the casts around movement is cheaper.
 
     Attributes:
         prices: What casts and movements cost; the sizes are those of the example that was captured.
@@ -52,7 +52,7 @@ class PlaceCasts(CleanUp):
         changed = False
         for high, low in pairs:
             for region in self.regions(graph, high, low):
-                placement = cheapest_without_more_casts(region, self.prices)
+                placement = cheapest(region, self.prices)
                 if placement.price < price_of_present(region, self.prices):
                     _Writer(self, graph, region, placement).write()
                     changed = True

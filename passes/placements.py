@@ -22,10 +22,9 @@ from fxamp.ir.layouts import layout_of
 from fxamp.passes.cast_regions import Region, Value
 from fxamp.passes.movements import moved_inputs
 
-__all__ = ["Placement", "Prices", "cheapest", "cheapest_without_more_casts", "price_of", "price_of_present"]
+__all__ = ["Placement", "Prices", "cheapest", "price_of", "price_of_present"]
 
 _UNKNOWN_COUNT = 4096  # elements of a tensor whose size depends on data
-_DEAR = 2**60  # a price of starting a kernel beside which bytes do not count
 
 
 @dataclass(frozen=True)
@@ -50,18 +49,20 @@ class Prices:
     Attributes:
         launch: How many bytes are moved in the time that it takes to start a kernel.
         line: Likewise for a line of flat code that starts no kernel (a view).
+        cast: What a cast costs on top, whatever its size.
         symbolic: Whether prices are SymPy expressions in the sizes; else they are those of the example.
     """
 
     launch: int = 2**15
     line: int = 1
+    cast: int = 0
     symbolic: bool = False
 
     def of_cast(self, value: Value, high: torch.dtype, low: torch.dtype) -> Any:
         """A cast of *value*."""
         if value.free:
             return 0
-        return self.launch + self._count(value) * (high.itemsize + low.itemsize)
+        return self.cast + self.launch + self._count(value) * (high.itemsize + low.itemsize)
 
     def of_move(self, value: Value, dtype: torch.dtype) -> Any:
         """The movement that gives *value*, in *dtype*."""
@@ -118,6 +119,20 @@ def price_of(region: Region, placement: Placement, prices: Prices) -> Any:
 
 
 def cheapest(region: Region, prices: Prices) -> Placement:
+    """The placement that costs least of those that have no more casts than the region has now.
+
+    Where the one that costs least of all has more, casts are made dearer until it has not.  The price that is
+    told is by *prices*.
+    """
+    most = sum(len(value.casts) for value in region.values if not value.free)
+    found, dearer = _cheapest(region, prices), prices
+    while sum(not value.free for value in found.cast) > most:
+        dearer = replace(dearer, cast=2 * dearer.cast or prices.launch or 1)
+        found = _cheapest(region, dearer)
+    return found if dearer is prices else replace(found, price=int(price_of(region, found, prices)))
+
+
+def _cheapest(region: Region, prices: Prices) -> Placement:
     """The placement that costs least, by a minimum cut."""
     network, fixed = _network(region, prices)
     cut, (above, _) = nx.minimum_cut(network, "high", "low", capacity="capacity")
@@ -127,24 +142,6 @@ def cheapest(region: Region, prices: Prices) -> Placement:
         moved=frozenset(v for v in low if (v, "in") not in above),
         price=fixed + int(cut),
     )
-
-
-def cheapest_without_more_casts(region: Region, prices: Prices) -> Placement:
-    """The cheapest placement, if it makes no more casts than there are; else that of the fewest kernels.
-
-    Two small casts and a concatenation in low may move fewer bytes than a concatenation and one cast of it;
-    but nowhere are there to be more casts than eager autocast makes.
-    """
-    best = cheapest(region, prices)
-    present = sum(len(value.casts) for value in region.values if not value.free)
-    if _count_casts(best) <= present:
-        return best
-    fewest = cheapest(region, replace(prices, launch=_DEAR))
-    return replace(fewest, price=price_of(region, fewest, prices))
-
-
-def _count_casts(placement: Placement) -> int:
-    return sum(not value.free for value in placement.cast)
 
 
 def _network(region: Region, prices: Prices) -> tuple[Any, int]:

@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils import _pytree as pytree
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["Counts", "Hollow"]
+__all__ = ["Counts"]
 
 # Under inference mode a cast is dispatched as ``to.dtype``.
 _CASTS = (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype)
@@ -36,26 +35,6 @@ class Counts(TorchDispatchMode):
         self.operators += computes and func is not torch.ops.aten._unsafe_view.default
         if func in _CASTS:
             self.casts += 1
-            self.weight_casts += args[0].untyped_storage().data_ptr() in self._weights
+            strided = args[0].layout is torch.strided  # a sparse tensor is no weight, and has no storage
+            self.weight_casts += strided and args[0].untyped_storage().data_ptr() in self._weights
         return func(*args, **(kwargs or {}))
-
-
-class Hollow(TorchDispatchMode):
-    """Products and convolutions give zeros, laid out as their results are: for counts that no value decides.
-
-    A CPU without instructions for bfloat16 is a hundred times slower in it than in float32.
-    """
-
-    _DEAR = frozenset({"addmm", "baddbmm", "bmm", "convolution", "linear", "mm"})
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._fakes = FakeTensorMode()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func._opname not in self._DEAR or any(isinstance(arg, FakeTensor) for arg in args):
-            return func(*args, **(kwargs or {}))
-        given, options = pytree.tree_map_only(Tensor, self._fakes.from_tensor, (args, kwargs or {}))
-        with self._fakes:
-            result = func(*given, **options)
-        return torch.empty_strided(result.shape, result.stride(), dtype=result.dtype).zero_()

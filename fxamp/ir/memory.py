@@ -20,6 +20,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
+from fxamp.ir.facts import Fact
 from fxamp.ir.operators import WRITES_UNSAID, is_composite, is_plain_cast
 from fxamp.ir.regions import run_in_region
 
@@ -58,6 +59,8 @@ _ALWAYS_NEW = frozenset(
         "aten::scaled_dot_product_attention",
     }
 )
+# Casts in other words than ``to.dtype``: views of their argument only in the dtype that it has.
+_CASTS = frozenset({"aten::to.device", "aten::to.dtype_layout", "aten::to.other", "aten::type_as"})
 _UNSAID = ("running_mean", "running_var")
 
 
@@ -154,6 +157,8 @@ def _shared(node: Node, *, recorded: bool) -> list[Node]:
         return [given for given in node.all_input_nodes if given.meta.get("fact") is not None] if may else []
     if is_plain_cast(node):  # to the dtype that it has it would be gone
         return []
+    if target.name() in _CASTS and _changes_dtype(node):
+        return []
     shared: list[Node] = []
     silent = target.name() in _MAY_GIVE_BACK
     composite = silent or target.namespace != "aten" or is_composite(target)
@@ -184,6 +189,16 @@ def _written(node: Node) -> list[Node]:
 
 def _is_arithmetic(target: object) -> bool:
     return getattr(target, "__module__", "") in ("_operator", "math", "torch")
+
+
+def _changes_dtype(cast: Node) -> bool:
+    one, other = cast.meta.get("fact"), _arguments_of(cast)[0].meta.get("fact")
+    return isinstance(one, Fact) and isinstance(other, Fact) and one.dtype is not other.dtype
+
+
+def _arguments_of(node: Node) -> tuple[Any, ...]:
+    _, args = _call(node)
+    return args
 
 
 def _may_overlap(node: Node, given: Node) -> bool:

@@ -125,11 +125,17 @@ def _rewritten(
     own = _slots(module.graph, captured.sources, root)
     if weights is None:
         return _Rewritten(module, captured.sources, own, names, casts)
-    sources = weights.fold(module, captured.sources, root, names, casts)
+    rebound = set(captured.rebound)
+    changed = {n.target for n, place in captured.sources.items() if place in rebound and _is_buffer(place)}
+    sources = weights.fold(module, captured.sources, root, names | changed, casts)
     folded = graph_module(module.graph, sources, root, captured.blocks)
     folded.meta.update(module.meta)
     folded.graph.lint()
     return _Rewritten(folded, sources, own, names, casts)
+
+
+def _is_buffer(source: Source) -> bool:
+    return isinstance(source, Place) and source.kind != "_parameters"
 
 
 def _finish(module: GraphModule, captured: Captured) -> None:

@@ -1,9 +1,15 @@
 """The tensors that the programs of a frozen module read instead of computing them in each call.
 
 A tensor is computed once, however many programs read it: by the operators that it comes from, and the very
-tensors that they are given.  Those stay as they are, in the module tree, so that ``state_dict`` has them and
-can be loaded; only an exported artifact goes without them.  Where one has been written to, the tensors that
-are derived of it are computed anew, in their place; so they are where a buffer is another tensor now.
+tensors that they are given, weights, constants and buffers.  Those stay as they are, in the module tree, so
+that ``state_dict`` has them and can be loaded; only an exported artifact goes without them.  Where one has
+been written to, the tensors that are derived of it are computed anew, in their place.
+
+A version tells that a tensor was written to, if it was written to in the usual ways.  ``forward`` may do so
+in others (``buffer.data``, the statistics of ``batch_norm``) and put another tensor in the place of a buffer.
+So what is derived of a buffer is *unsettled* as soon as anything in the frozen module might do that to it: a
+program that writes to the buffer, eager code, another tensor in its place.  From then on it is computed anew
+in each call.
 
 What they hold was computed with the number of threads, and the flags of the back ends, of that moment; with
 its default dtype also when they are computed anew, since a program serves calls of one default dtype.
@@ -13,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -38,44 +44,52 @@ class Derived:
 
     Args:
         derivation: How.
-        sources: From which.
-        slots: Where each is read anew, a buffer, say; ``None`` for one that stays the same tensor.
+        sources: Where those are that it is computed from.
+        buffers: Which of these are places of buffers, where another tensor may be put.
 
     Attributes:
-        sources: Those that it is computed from at present.
-        slots: Where those are that are read anew.
+        sources: The tensors that it was computed from.
+        buffers: The same as the argument.
+        settled: Whether it is computed anew only where a version tells that it has to be.
         value: The tensor, of the dtype, sizes and strides that the operators give.
     """
 
-    def __init__(
-        self, derivation: Derivation, sources: Sequence[torch.Tensor], slots: Sequence[Slot | None]
-    ) -> None:
-        self._derivation, self.sources = derivation, tuple(sources)
-        self._changing = {index: slot for index, slot in enumerate(slots) if slot is not None}
-        self.slots = tuple(self._changing.values())
+    def __init__(self, derivation: Derivation, sources: Sequence[Slot], buffers: Sequence[Slot] = ()) -> None:
+        self._derivation, self._slots, self.buffers = derivation, tuple(sources), tuple(buffers)
+        self.sources = self._read()
+        self.settled = True
         self._run: Callable[..., Any] = lower(derivation.graph).run
         self._default_dtype = torch.get_default_dtype()
-        self._versions = self._now()
+        self._versions: list[int] | None = self._now()
         self.value = self._computed(self._run)
 
-    def refresh(self) -> bool:
-        """Compute the tensor anew if one that it is derived of was written to, or is another one.
-
-        Returns:
-            Whether it is right; not where one that is read anew is of another kind, or cannot be watched.
-        """
-        replaced = {index: holder.get(name) for index, (holder, name) in self._changing.items()}
-        replaced = {index: now for index, now in replaced.items() if now is not self.sources[index]}
-        if replaced:
-            if not all(now is not None and _is_like(now, self.sources[i]) for i, now in replaced.items()):
-                return False
-            self.sources = tuple(replaced.get(i, source) for i, source in enumerate(self.sources))  # type: ignore[misc]
-        now = self._now()
-        if replaced or now != self._versions:
+    def refresh(self) -> None:
+        """Compute the tensor anew if one that it is derived of was written to, or may have been."""
+        if self.buffers and not self._follow():
+            return
+        now = self._now() if self.settled else None
+        if now is None or now != self._versions:
             self._versions = now
             with torch.inference_mode(mode=False), torch.no_grad():
                 self.value.copy_(self._computed(self._run))
+
+    def reads(self, slot: Slot) -> bool:
+        """Whether it is computed from the buffer in *slot*."""
+        return any(holder is slot[0] and name == slot[1] for holder, name in self.buffers)
+
+    def _follow(self) -> bool:
+        """Take the tensors that are there now; whether they are like those before."""
+        found = [holder.get(name) for holder, name in self._slots]
+        if all(map(is_, found, self.sources)):
+            return True
+        self.settled = False
+        if not all(map(_is_like, found, self.sources)):  # no program that reads the value serves a call now
+            return False
+        self.sources = self._read()
         return True
+
+    def _read(self) -> tuple[torch.Tensor, ...]:
+        return tuple([holder[name] for holder, name in self._slots])
 
     def unrounded(self) -> torch.Tensor | None:
         """The tensor without its casts, computed now; ``None`` if anything computes with what they give."""
@@ -104,26 +118,24 @@ class DerivedWeights:
     def __init__(self) -> None:
         self._derived: dict[Hashable, Derived] = {}
 
-    def of(
-        self, node: Node, sources: Sequence[torch.Tensor], slots: Sequence[Slot | None] | None = None
-    ) -> Derived:
+    def of(self, node: Node, sources: Sequence[Slot], buffers: Sequence[Slot] = ()) -> Derived:
         """The one tensor for *node*, which was made for a derivation; computed if there is none yet.
 
         Args:
-            node: A source.
-            sources: The tensors that it is derived of.
-            slots: As for :class:`Derived`; by default none of them is read anew.
+            node: Stands for the tensor in a graph.
+            sources: Where the tensors are that it is derived of.
+            buffers: Those among them that are buffers.
 
         Raises:
             InvariantError: It has another dtype or other sizes than the node.
         """
         derivation: Derivation = node.meta["derived"]
         # It keeps the sources alive.
-        slots = [None] * len(sources) if slots is None else slots
-        places = tuple(None if slot is None else (id(slot[0]), slot[1]) for slot in slots)
-        key = derivation.key, tuple(map(id, sources)), places, torch.get_default_dtype()
+        read = tuple(id(holder[name]) for holder, name in sources)
+        places = tuple((id(holder), name) for holder, name in buffers)
+        key = derivation.key, read, places, torch.get_default_dtype()
         if key not in self._derived:
-            derived = Derived(derivation, sources, slots)
+            derived = Derived(derivation, sources, buffers)
             _check(node, derived.value)
             self._derived.setdefault(key, derived)  # another thread may have been faster
         return self._derived[key]
@@ -147,20 +159,16 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _is_like(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether *one* is in all but its elements as *other*, and tells that it was written to."""
-    return has_version(one) and (one.dtype, one.shape, one.stride(), one.device) == (
-        other.dtype,
-        other.shape,
-        other.stride(),
-        other.device,
-    )
-
-
 def has_version(tensor: torch.Tensor) -> bool:
     """Whether a plain *tensor* tells that it was written to."""
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
     return plain and not tensor.is_inference()
+
+
+def _is_like(found: torch.Tensor | None, before: torch.Tensor) -> bool:
+    if type(found) is not type(before):
+        return False
+    return (found.dtype, found.device, found.shape) == (before.dtype, before.device, before.shape)
 
 
 def _last_casts(node: Node) -> list[Node] | None:

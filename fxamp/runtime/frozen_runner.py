@@ -10,6 +10,7 @@ from torch import nn
 
 from fxamp.capture.segments import Captured
 from fxamp.capture.symbols import Sizes
+from fxamp.ir.regions import Region
 from fxamp.runtime.build_program import build_program
 from fxamp.runtime.frozen_weights import FrozenWeights
 from fxamp.runtime.options import Options
@@ -61,8 +62,19 @@ class FrozenRunner(Runner):
     def _program(self, captured: Captured, sizes: Sizes, keep: Callable[..., torch.Tensor] | None) -> Program:
         return build_program(captured, self.function, self.options.policy, sizes, keep, self._weights)
 
+    def _run_eagerly(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
+        self._weights.expect_eager_code()
+        self._leave_out_unsettled()
+        return super()._run_eagerly(key, args, kwargs, region)
+
     def _keep(self, key: Any, program: Program) -> None:
         super()._keep(key, program)
         found = None if self.path else traceable(program, key)
         if found is not None:
             self.traceables = [found, *self.traceables]
+        self._leave_out_unsettled()
+
+    def _leave_out_unsettled(self) -> None:
+        """Compiled code reads tensors as they are: what is to be computed anew in each call is not for it."""
+        if not all(each.settled() for each in self.traceables):
+            self.traceables = [each for each in self.traceables if each.settled()]

@@ -9,19 +9,21 @@ no casts, or its Python runs eagerly        a float32 parameter                 
 ==========================================  ====================================  ===========================
 
 What programs compute of weights, buffers and constants alone is beside them, too: computed once, in
-``derived_weights.py``.  The weights themselves stay as the table says.
+``derived_weights.py``.  The weights and buffers themselves stay as the table says.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
-from fxamp.capture.sources import Constant, Place, Source
+from fxamp.capture.sources import Constant, Place, Source, places_of
 from fxamp.errors import FrozenError
 from fxamp.ir.blocks import is_source
 from fxamp.ir.rounded_weight import RoundedWeight
@@ -53,6 +55,8 @@ class FrozenWeights:
         self._unfolded = unfolded
         self._copies: dict[tuple[int, torch.dtype], _Copy] = {}
         self._derived = DerivedWeights()
+        self._unsettled: set[tuple[int, str]] = set()  # the places of buffers that a program may write to
+        self._eager = False
         self._packs = None if packing is None else PackedWeights(packing)
 
     def fold(
@@ -69,7 +73,7 @@ class FrozenWeights:
             module: A rewritten graph.
             sources: What its ``get_attr`` nodes stand for.
             root: The module that the places of the sources are in.
-            written: The targets of the sources that the call writes to.
+            written: The targets of the sources that the call writes to, or puts other tensors in place of.
             watch: As for ``run_passes``.
 
         Raises:
@@ -93,12 +97,10 @@ class FrozenWeights:
         watch(casts, module)
         read = self._read(module.graph, tensors)
         read |= {str(node.target): tensor for node, tensor in _constants(sources)}
-        slots = {
-            str(node.target): (source.slot(root), source.name)
-            for node, source in sources.items()
-            if isinstance(source, Place) and _may_change(source)
-        }
-        read |= {target: holder[name] for target, (holder, name) in slots.items()}
+        places = _places(sources, root)
+        self._unsettle([slot for target, slot in places.items() if target in written])
+        buffers = self._settled(places, root)
+        read |= {target: holder[name] for target, (holder, name) in buffers.items()}
         changing = {*written, *(tensors.keys() - foldable.keys())}
         fixed = {target for target, tensor in read.items() if target not in changing and has_version(tensor)}
         arithmetic = FoldWeightArithmetic(frozenset(fixed))
@@ -107,8 +109,9 @@ class FrozenWeights:
         found: dict[Node, Source] = {}
         for node in filter(is_source, module.graph.nodes):
             if "derived" in node.meta:
-                given = node.meta["derived"].sources
-                derived = self._derived.of(node, [read[t] for t in given], [slots.get(t) for t in given])
+                targets = node.meta["derived"].sources
+                given = [buffers.get(target) or _slot(read[target]) for target in targets]
+                derived = self._derived.of(node, given, [buffers[t] for t in targets if t in buffers])
                 found[node] = Constant(derived.value)
                 node.meta["unrounded"] = derived.unrounded
             else:
@@ -128,6 +131,31 @@ class FrozenWeights:
             elif target in weights:
                 read[target] = weights[target]
         return read
+
+    def _settled(self, places: Mapping[str, Slot], root: nn.Module) -> dict[str, Slot]:
+        """The *places* of buffers that nothing is known to write to but what a version tells."""
+        if self._eager or not places:
+            return {}
+        memories = Counter(_memory(tensor) for tensor, _ in places_of(root).values())
+        return {
+            target: (holder, name)
+            for target, (holder, name) in places.items()
+            if (id(holder), name) not in self._unsettled
+            and has_version(holder[name])
+            and memories[_memory(holder[name])] == 1
+        }
+
+    def _unsettle(self, slots: Sequence[Slot]) -> None:
+        """Compute what is derived of the buffers in *slots* anew in each call."""
+        self._unsettled |= {(id(holder), name) for holder, name in slots}
+        for derived in self._derived.all():
+            derived.settled = derived.settled and not any(map(derived.reads, slots))
+
+    def expect_eager_code(self) -> None:
+        """Eager code is going to run, which may do anything to buffers."""
+        self._eager = True
+        for derived in self._derived.all():
+            derived.settled = derived.settled and not derived.buffers
 
     def _refuse_writes(self, tensors: Mapping[str, torch.Tensor], written: set[object]) -> None:
         copied = {identity for identity, _ in self._copies}
@@ -217,20 +245,19 @@ class _Copy:
             self.low = weight.to(dtype)
         self._version = weight._version
 
-    def refresh(self) -> bool:
-        """Round the weight anew if it was written to; then it is right."""
+    def refresh(self) -> None:
+        """Round the weight anew if it was written to."""
         if self.weight._version != self._version:
             self._version = self.weight._version
             with torch.inference_mode(mode=False), torch.no_grad():
                 self.low.copy_(self.weight)
-        return True
 
 
 class FrozenTensors:
     """The tensors that a program of a frozen module reads.
 
     Parameters and constants are the same objects for good.  Only what ``forward`` may put another tensor
-    into, buffers and plain attributes, is read anew, also where something else is computed from it.
+    into, buffers and plain attributes, is read anew.
 
     Args:
         slots: Where the program's tensors are.
@@ -253,28 +280,28 @@ class FrozenTensors:
         self._tensors = [holder[name] for holder, name in slots]
         self._changing = tuple(changing)
         self._kept: tuple[_Copy | Derived, ...] = (*copies, *derived)  # copies first: the others read them
-        read_anew = [slots[index] for index in changing]
-        known = {(id(holder), name) for holder, name in read_anew}
-        behind = {(id(holder), name): (holder, name) for each in derived for holder, name in each.slots}
-        watched = read_anew + [slot for key, slot in behind.items() if key not in known]
-        self._watch = TensorWatch(watched, root) if watched else None
+        read = [slots[index] for index in changing]
+        read += [slot for slot in _distinct(derived) if not any(map(_is_same, repeat(slot), read))]
+        self._watch = TensorWatch(read, root) if read else None
 
     def read(self) -> list[torch.Tensor] | None:
         """The tensors; ``None`` if a buffer is not what was captured."""
-        now = self._watch.read() if self._watch is not None else []
+        now = self._watch.read() if self._watch is not None else ()
         if now is None:
             return None
         for kept in self._kept:
-            if not kept.refresh():
-                return None
+            kept.refresh()
         if not self._changing:
             return self._tensors
         tensors = self._tensors.copy()
-        for index, tensor in zip(
-            self._changing, now, strict=False
-        ):  # behind them those that are derived from
+        for index, tensor in zip(self._changing, now, strict=False):  # behind them: what is derived from
             tensors[index] = tensor
         return tensors
+
+    @property
+    def settled(self) -> bool:
+        """Whether all that is derived changes only where a version tells so."""
+        return all(kept.settled for kept in self._kept if isinstance(kept, Derived))
 
     def difference(self) -> str:
         """What has changed, for people; ``""`` if nothing has."""
@@ -287,6 +314,38 @@ def _constants(sources: Mapping[Node, Source]) -> Iterator[tuple[Node, torch.Ten
         tensor = source.tensor if isinstance(source, Constant) else None
         if type(tensor) is torch.Tensor and not tensor.requires_grad:
             yield node, tensor
+
+
+def _places(sources: Mapping[Node, Source], root: nn.Module) -> dict[str, Slot]:
+    """Where the buffers, and tensors in plain attributes, are that a graph reads, by their targets."""
+    return {
+        str(node.target): (source.slot(root), source.name)
+        for node, source in sources.items()
+        if _may_change(source) and isinstance(source, Place)
+    }
+
+
+def _slot(tensor: torch.Tensor) -> Slot:
+    return {"": tensor}, ""
+
+
+def _distinct(derived: Sequence[Derived]) -> list[Slot]:
+    """Where the buffers are that *derived* are computed from, each once."""
+    return list(
+        {(id(holder), name): (holder, name) for each in derived for holder, name in each.buffers}.values()
+    )
+
+
+def _is_same(one: Slot, other: Slot) -> bool:
+    return one[0] is other[0] and one[1] == other[1]
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return (
+        tensor.untyped_storage()._cdata
+        if type(tensor) in (torch.Tensor, nn.Parameter, nn.Buffer) and tensor.layout is torch.strided
+        else -1
+    )
 
 
 def _may_change(source: Source) -> bool:

@@ -129,6 +129,10 @@ class Program:
         """The parameters, buffers and constants, read now; ``None`` if the model is not as captured."""
         return self._watch.read() if self._attributes.hold() else None
 
+    def is_settled(self) -> bool:
+        """Whether all tensors that it reads may be taken as they are, until a version tells otherwise."""
+        return not isinstance(self._watch, FrozenTensors) or self._watch.settled
+
     @property
     def is_plain(self) -> bool:
         """Whether a call is one run of the code, and nothing else is to be done."""

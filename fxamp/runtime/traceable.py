@@ -52,6 +52,7 @@ class Traceable(nn.Module):
         self.run: Callable[..., Any] = program.code.run
         self.holds = program.guard.holds
         self.result = program.result
+        self.settled: Callable[[], bool] = program.is_settled
 
     def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
         """The tensors of a call that the program serves; ``None`` for any other call."""

@@ -15,6 +15,7 @@ import fxamp
 from fxamp.ir.text import show
 from fxamp.passes.fold_weight_casts import FoldWeightCasts
 from fxamp.passes.verify import Verify
+from tests.counts import Counts
 from tests.models import autocast
 from tests.passes.checks import prepared
 
@@ -114,6 +115,33 @@ def test_a_cast_behind_a_view_with_all_elements_is_folded_and_one_behind_columns
         """,
         "w",
     )
+
+
+def test_a_spread_weight_is_not_cast_and_lies_in_memory_as_its_cast_would() -> None:
+    model = SpreadOverBatch().eval()
+    frozen = fxamp.freeze(fxamp.convert(model, dtype=torch.bfloat16), (torch.ones(2, 4),))
+    for rows in (2, 3, 5):
+        x = torch.randn(rows, 4)
+        with torch.no_grad(), autocast(torch.bfloat16):
+            expected = model(x)
+        with Counts(()) as counts:
+            found = frozen(x)
+        assert torch.equal(found, expected)
+        assert counts.casts == 1
+    assert set(frozen.state_dict()) == {"w"}
+    assert frozen.state_dict()["w"].dtype is torch.bfloat16
+
+
+class SpreadOverBatch(nn.Module):
+    """A token for every row, as a classifier's head has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(1, 1, 4))
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        tokens = self.w.expand(x.shape[0], -1, -1).reshape(x.shape[0], 1, 2, 2).permute(0, 2, 1, 3)
+        return torch.matmul(tokens, x.view(-1, 2, 2, 1))
 
 
 class Rows(_Weights):
@@ -247,6 +275,10 @@ MOVES: dict[str, Callable[[Tensor], Tensor]] = {
     "last part": lambda w: w.split(3)[-1],
     "part of columns": lambda w: w.chunk(2, 1)[-1],
     "one of all rows": lambda w: w.unbind()[0].unsqueeze(0),
+    "spread a row": lambda w: w[:1].expand(4, -1),
+    "spread a column": lambda w: w[:, 1:2].expand(-1, 3),
+    "spread and regroup": lambda w: w.unsqueeze(1).expand(-1, 2, -1).flatten(1),
+    "repeat": lambda w: w.repeat(2, 1),
     "turn and gather": lambda w: w.t().index_select(0, _INDEX % w.shape[1]),
 }
 
@@ -286,7 +318,7 @@ def _leaves_something(model: Moved) -> bool:
 @settings(max_examples=40, derandomize=True, deadline=None, database=None)
 @given(st.lists(st.sampled_from(tuple(MOVES)), max_size=4).map(tuple), st.booleans())
 def test_a_moved_weight_gives_the_bits_of_eager_autocast(moves: tuple[str, ...], turned: bool) -> None:
-    model, x = Moved(moves, turned=turned).eval(), torch.randn(3, 32)
+    model, x = Moved(moves, turned=turned).eval(), torch.randn(3, 512)
     assume(_leaves_something(model))
     with torch.no_grad():
         with autocast(torch.bfloat16):

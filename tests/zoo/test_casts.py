@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.counts import Counts, Hollow
+from tests.counts import Counts
 from tests.zoo.casts import CastCounts, count_casts
 from tests.zoo.entry import LIBRARIES, entries
 
@@ -24,31 +24,6 @@ def test_a_converted_model_makes_no_more_casts(library: str, mode: str) -> None:
                 counts = CastCounts(library, entry.name, mode)
                 count_casts(entry, mode, counts)
                 assert not counts.excess, entry.name
-
-
-@pytest.mark.parametrize("mode", ["eval", "train"])
-@pytest.mark.parametrize("library", ["nn", "torchvision", "timm", "transformers"])
-def test_without_the_dear_kernels_there_are_as_many_casts(library: str, mode: str) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the libraries
-        pytest.importorskip(LIBRARIES[library], reason=f"{library} is not installed")
-        entry = next(entry for entry in entries(library) if entry.fast and mode in entry.modes)
-        plain, hollow = (CastCounts(library, entry.name, mode) for _ in range(2))
-        count_casts(entry, mode, plain)
-        count_casts(entry, mode, hollow, hollow=True)
-    assert hollow == plain
-    assert hollow.eager > 0
-
-
-def test_a_hollow_product_is_laid_out_as_the_real_one() -> None:
-    image = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
-    weight = torch.randn(4, 3, 3, 3)
-    with Hollow():
-        found = torch.conv2d(image, weight), torch.mm(weight[0, 0], weight[0, 1].t())
-    expected = torch.conv2d(image, weight), torch.mm(weight[0, 0], weight[0, 1].t())
-    for one, other in zip(found, expected, strict=True):
-        assert (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
-        assert not one.any()
 
 
 def test_more_casts_would_be_counted() -> None:
