@@ -114,7 +114,7 @@ class UnreadValues(TorchDispatchMode):
         self._unknown: set[StorageWeakRef] = set()
         self._patches = ExitStack()
 
-    def __enter__(self) -> UnreadValues:
+    def __enter__(self) -> UnreadValues:  # noqa: PYI034  Self is not in Python 3.10
         for name in _METHODS:
             self._patches.enter_context(mock.patch.object(Tensor, name, self._checked(getattr(Tensor, name))))
         super().__enter__()
