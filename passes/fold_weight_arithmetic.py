@@ -11,8 +11,8 @@ A value that is the same in every call (``fixed_values.py``) is *kept* if, besid
 * it is memory of its own.  Where an output of the graph has it, the graph has a clone: what the user is given
   is new in every call, and so is what the next segment of a call may write to;
 * where it is written to on the way, nothing that stays reads it before it is as it is in the end;
-* it is no larger than ``SMALL``, or than what is left of the weights, buffers and constants that it is made of, once
-  those that are kept already have taken their bytes from them.
+* it is no larger than ``SMALL``, or than what is left of the weights, buffers and constants that it is made
+  of, once those that are kept already have taken their bytes from them.
 
 So the tensors that are kept take at most as many bytes as those that they are made of, and ``SMALL`` more for
 each.  A value that is too large (``bias.expand(rows, columns) * 2``) stays in the graph, and what it is made

@@ -26,6 +26,9 @@ X = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
 class Windows(nn.Module):
     """Attention with a table of biases that is read by a buffer of relative positions, as Swin has it."""
 
+    index: Tensor
+    mask: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Parameter(torch.randn(7, 2))
@@ -44,6 +47,11 @@ class Windows(nn.Module):
 
 class FrozenNorm(nn.Module):
     """A batch norm whose statistics do not change, written in arithmetic, as detectors have it."""
+
+    weight: Tensor
+    bias: Tensor
+    mean: Tensor
+    var: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,6 +156,7 @@ class Changing(nn.Module):
     """Reads a table in every call, and in some calls does to it what *change* says, before or behind."""
 
     table: Tensor
+    other: Tensor
     CHANGES: dict[str, Callable[[Changing], object]]
 
     def __init__(self) -> None:
@@ -245,12 +254,15 @@ def test_a_call_that_runs_eagerly_is_seen_by_the_others(change: str) -> None:
 class Overlapping(nn.Module):
     """Two buffers in one memory, of which no version of either tells."""
 
+    table: Tensor
+    same: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("table", torch.rand(8))
         self.register_buffer("same", self.table.data)
 
-    def forward(self, x: Tensor, change: bool = False) -> Any:  # noqa: FBT001, FBT002, D102
+    def forward(self, x: Tensor, change: bool = False) -> Any:  # noqa: D102
         if change:
             self.same.mul_(0.5)
         return x * self.table.exp()
@@ -274,7 +286,7 @@ class Tied(nn.Module):
         self.one, self.two = FrozenNorm(), FrozenNorm()
         self.two.var = self.one.var
 
-    def forward(self, x: Tensor, change: bool = False) -> Any:  # noqa: FBT001, FBT002, D102
+    def forward(self, x: Tensor, change: bool = False) -> Any:  # noqa: D102
         if change:
             self.two.var = self.two.var * 2
         return self.two(self.one(x))

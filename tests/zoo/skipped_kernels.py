@@ -79,7 +79,7 @@ def skipped_kernels(enough: int = ENOUGH) -> Iterator[Skipped]:
             library.impl(name, kernel, "CPU", with_keyset=True, allow_override=True)
         yield skipped
     finally:
-        library._destroy()  # type: ignore[no-untyped-call]
+        library._destroy()
 
 
 def _kernel(func: Any, products: Callable[..., int], skipped: Skipped, enough: int) -> Callable[..., Tensor]:
@@ -117,13 +117,13 @@ class UnreadValues(TorchDispatchMode):
     def __enter__(self) -> UnreadValues:  # noqa: PYI034  Self is not in Python 3.10
         for name in _METHODS:
             self._patches.enter_context(mock.patch.object(Tensor, name, self._checked(getattr(Tensor, name))))
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        super().__exit__(kind, error, trace)
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         self._patches.close()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
