@@ -1,7 +1,6 @@
-"""Compute once what depends on weights and constants alone, in a module whose weights do not change.
+"""Compute once what depends on weights, buffers and constants alone, in a module where these do not change.
 
 Before: each call standardises a weight, joins biases, gathers a table of positions, and casts the result.
-        (Buffers are as good as weights here: who reads the result looks whether one was written to.)
 After:  the graph reads the result as a tensor of its own.  What it was computed from, by which operators, is
         in the new node's ``meta["derived"]``.
 
@@ -9,10 +8,12 @@ A value that is the same in every call (``fixed_values.py``) is *kept* if, besid
 
 * something that is not fixed reads it, perhaps through views, which stay in the graph: a view is no
   arithmetic;
-* it is memory of its own, and no output of the graph has it: what the user is given is new in every call;
+* it is memory of its own.  Where an output of the graph has it, the graph has a clone: what the user is given
+  is new in every call, and so is what the next segment of a call may write to;
 * where it is written to on the way, nothing that stays reads it before it is as it is in the end;
-* it is no larger than ``SMALL``, or than what is left of the weights and constants that it is made of, and of
-  a fiftieth of all that the graph reads, once those that are kept already have taken their bytes from them.
+* it is no larger than ``SMALL``, or than what is left of the weights, buffers and constants that it is made
+  of, and of a fiftieth of all that the graph reads, once those that are kept already have taken their bytes
+  from them.
 
 So the tensors that are kept take at most as many bytes as those that they are made of, a fiftieth of all
 weights, and ``SMALL`` more for each.  A value that is too large (``bias.expand(rows, columns) * 2``) stays in
@@ -30,12 +31,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import torch
 from torch.fx import Graph, Node
 
 from fxamp.ir.blocks import is_source
 from fxamp.ir.derivation import Derivation, derivation_of
 from fxamp.ir.edits import note_edit
 from fxamp.ir.facts import Fact, fact_of_node
+from fxamp.ir.layouts import layout_of
 from fxamp.ir.memory import Memory
 from fxamp.passes.base import Pass
 from fxamp.passes.fixed_values import FixedValues
@@ -54,7 +57,8 @@ class FoldWeightArithmetic(Pass):
     """No operator is left whose result is known before the call and is worth its memory.
 
     Attributes:
-        fixed: The targets of the ``get_attr`` nodes that are weights, rounded copies of them, buffers or
+        fixed: The targets of the ``get_attr`` nodes that are weights, rounded copies of weights, buffers or
+            constants.
             constants.
     """
 
@@ -71,7 +75,8 @@ class FoldWeightArithmetic(Pass):
             key = derivation.key, derivation.sources
             if key not in made:
                 made[key] = _tensor(graph, node, derivation)
-            node.replace_all_uses_with(made[key])
+            tensor = made[key]
+            node.replace_all_uses_with(_clone(graph, node, tensor) if memory.escapes(node) else tensor)
         for node in sorted(parts, key=memory.order.__getitem__, reverse=True):
             if not node.users:
                 self._erase(graph, node, f"computed once, for %{parts[node]}")
@@ -119,12 +124,19 @@ def _kept(graph: Graph, memory: Memory, fixed: FixedValues) -> tuple[list[Node],
 
 
 def _may_be_kept(node: Node, memory: Memory) -> bool:
-    """Whether *node* is one tensor, in memory that none of its inputs has, and no output of the graph."""
-    if fact_of_node(node) is None or memory.escapes(node):
+    """Whether *node* is one tensor, in memory that none of its inputs has."""
+    if fact_of_node(node) is None or (memory.escapes(node) and not _is_cloned_as_it_lies(node, memory)):
         return False
     call = node.args[0] if node.target is operator.getitem else node
     assert isinstance(call, Node)
     return all(memory.group(given) is not memory.group(call) for given in call.all_input_nodes)
+
+
+def _is_cloned_as_it_lies(node: Node, memory: Memory) -> bool:
+    """Whether a clone of *node* is like it, and less work than *node* itself."""
+    layout = layout_of(node)
+    computes = bool(node.all_input_nodes) and node.target is not torch.ops.aten.clone.default
+    return computes and layout is not None and layout.dense and not memory.is_written(node)
 
 
 def _needed(node: Node, memory: Memory, fixed: FixedValues) -> Iterator[Node]:
@@ -204,6 +216,15 @@ def _tensor(graph: Graph, node: Node, derivation: Derivation) -> Node:
     if "val" in node.meta:
         tensor.meta["val"] = node.meta["val"]
     return tensor
+
+
+def _clone(graph: Graph, node: Node, tensor: Node) -> Node:
+    """What stands for *node* where the user, or the next segment, is given it."""
+    with graph.inserting_before(node):
+        clone = graph.call_function(torch.ops.aten.clone.default, (tensor,), name=f"{node.name}_own")
+    clone.meta.update({key: node.meta[key] for key in ("region", "grad", "where", "val") if key in node.meta})
+    clone.meta["fact"] = tensor.meta["fact"]
+    return clone
 
 
 def _names(derivation: Derivation, fact: Fact) -> Iterator[str]:

@@ -59,7 +59,7 @@ _ALWAYS_NEW = frozenset(
         "aten::scaled_dot_product_attention",
     }
 )
-# Casts in other words than ``to.dtype``: views of their argument only in the dtype that it has.
+# Casts that are not written as ``to.dtype``: they give back their argument only in the dtype that it has.
 _CASTS = frozenset({"aten::to.device", "aten::to.dtype_layout", "aten::to.other", "aten::type_as"})
 _UNSAID = ("running_mean", "running_var")
 

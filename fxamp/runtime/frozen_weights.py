@@ -73,7 +73,7 @@ class FrozenWeights:
             module: A rewritten graph.
             sources: What its ``get_attr`` nodes stand for.
             root: The module that the places of the sources are in.
-            written: The targets of the sources that the call writes to, or puts other tensors in place of.
+            written: The targets of the sources that the call writes to, or puts others in the place of.
             watch: As for ``run_passes``.
 
         Raises:

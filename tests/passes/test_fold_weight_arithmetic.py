@@ -246,6 +246,24 @@ class Returned(_Weights):
         return x + made[:2], made.t()
 
 
+def test_what_the_user_is_given_is_a_clone() -> None:
+    folded = _folded(Returned(), torch.ones(ROWS, 4)).module.graph
+    assert (
+        show(folded)
+        == dedent(
+            """
+        %x: f32[2, 4] = input
+        %exp_once: f32[4, 4] = w_folded
+        %exp_own: f32[4, 4] = clone(%exp_once)
+        %slice_1: f32[2, 4] = slice(%exp_own, 0, 0, 2)
+        %add: f32[2, 4] = add(%x, %slice_1)
+        %t: f32[4, 4] = t(%exp_own)
+        return [%add, %t]
+        """
+        ).strip()
+    )
+
+
 class Written(_Weights):
     """What is made of the weight is written to, through a view."""
 
@@ -298,7 +316,6 @@ class Uninitialised(_Weights):
 @pytest.mark.parametrize(
     ("model", "stays"),
     [
-        (Returned(), "%exp: f32[4, 4] = exp(%mul_once)"),
         (Written(), "%exp: f32[4, 4] = exp(%mul_once)"),
         (ReadBefore(), "%exp: f32[4, 4] = exp(%mul_once)"),
         (GivenAway(), "%exp: f32[4, 4] = exp(%mul_once)"),
@@ -308,7 +325,6 @@ class Uninitialised(_Weights):
         (Uninitialised(), "%empty_like: f32[4, 4] = empty_like(%mul_once, pin_memory=False)"),
     ],
     ids=[
-        "returned",
         "written",
         "read before",
         "given away",

@@ -27,7 +27,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
-from typing_extensions import Self
 
 __all__ = ["ENOUGH", "ReadError", "Skipped", "UnreadValues", "skipped_kernels"]
 
@@ -115,7 +114,7 @@ class UnreadValues(TorchDispatchMode):
         self._unknown: set[StorageWeakRef] = set()
         self._patches = ExitStack()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> UnreadValues:  # noqa: PYI034  Self is not in Python 3.10
         for name in _METHODS:
             self._patches.enter_context(mock.patch.object(Tensor, name, self._checked(getattr(Tensor, name))))
         super().__enter__()  # type: ignore[no-untyped-call]
