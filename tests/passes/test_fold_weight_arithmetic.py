@@ -412,3 +412,15 @@ def test_a_number_that_low_precision_lacks_stays_where_exporters_can_tell_of_it(
             return x + torch.full((4,), 1e-12, dtype=torch.float16)
 
     assert "full([4], 1e-12" in show(_folded(Tiny(), torch.ones(ROWS, 4)).module.graph)
+
+
+class CastByTheModel(_Weights):
+    """The weight is cast to another dtype in a way that is no ``to.dtype``."""
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        return self.w.to(x.device, torch.bfloat16).repeat(x.shape[0], 1) + x.bfloat16()
+
+
+def test_a_cast_that_the_model_writes_in_another_way_is_made_once() -> None:
+    text = show(_folded(CastByTheModel(), torch.ones(1, 4)).module.graph)
+    assert "%w:" not in text
