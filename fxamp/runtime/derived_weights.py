@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from fxamp.errors import InvariantError
+from fxamp.errors import CaptureError, InvariantError
 from fxamp.ir.derivation import Derivation
 from fxamp.ir.facts import Fact
 from fxamp.ir.operators import is_impure, is_plain_cast
@@ -128,6 +128,7 @@ class DerivedWeights:
 
         Raises:
             InvariantError: It has another dtype or other sizes than the node.
+            CaptureError: torch cannot compute it.
         """
         derivation: Derivation = node.meta["derived"]
         # It keeps the sources alive.
@@ -135,7 +136,11 @@ class DerivedWeights:
         places = tuple((id(holder), name) for holder, name in buffers)
         key = derivation.key, read, places, torch.get_default_dtype()
         if key not in self._derived:
-            derived = Derived(derivation, sources, buffers)
+            try:
+                derived = Derived(derivation, sources, buffers)
+            except RuntimeError as error:  # torch has no kernel for it, say: then the call has none either
+                what = f"what depends on weights alone cannot be computed, at {locate(node)}"
+                raise CaptureError(f"{what}: {error}") from error
             _check(node, derived.value)
             self._derived.setdefault(key, derived)  # another thread may have been faster
         return self._derived[key]

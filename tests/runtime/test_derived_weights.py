@@ -337,3 +337,23 @@ def test_a_mask_of_a_known_size_is_computed_once() -> None:
     frozen = _frozen(model)
     assert torch.equal(frozen(X), _eager(model, X))
     assert _kernels(frozen) == ["add", "linear", "matmul", "to"]
+
+
+def test_what_torch_cannot_compute_is_no_fault_of_fxamp() -> None:
+    class Resized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(1, 3, 8, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + functional.interpolate(self.table.half(), (4, 4), mode="bicubic", antialias=True)
+
+    x = torch.randn(1, 3, 4, 4)
+    with pytest.raises(RuntimeError, match="not implemented for 'Half'"), torch.no_grad():
+        Resized()(x)
+    frozen = _frozen(Resized(), x)
+    (reason,) = [piece.reason for piece in frozen.report().eager]
+    assert "depends on weights alone cannot be computed" in reason
+    assert "test_derived_weights.py" in reason
+    with pytest.raises(RuntimeError, match="not implemented for 'Half'"):
+        frozen(x)
