@@ -53,7 +53,7 @@ class MakeBySize(Pass):
             values = [given["fill_value"]] if "fill_value" in given else []
             node.target = target
             node.args = (list(fact.shape), *values)
-            node.kwargs = {"dtype": fact.dtype, "device": fact.device}
+            node.kwargs = {"dtype": fact.dtype, "device": fact.device, "pin_memory": False}  # as torch.zeros
             changed = True
         return changed
 

@@ -6,10 +6,10 @@ moves the state onto the nodes (``node.meta["region"]``) and erases the marks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -21,6 +21,7 @@ __all__ = [
     "no_autocast",
     "observe_region",
     "run_in_region",
+    "runner_in_region",
 ]
 
 _is_enabled, _dtype_of = torch.is_autocast_enabled, torch.get_autocast_dtype  # as torch has them
@@ -86,6 +87,39 @@ def run_in_region(region: RealRegion, operator: object, *args: object, **kwargs:
     """Run an operator whose kernel consults autocast itself inside a real region."""
     with region.context():
         return operator(*args, **kwargs)  # type: ignore[operator]
+
+
+def runner_in_region(region: Region, operator: Callable[..., Any]) -> Callable[..., Any]:
+    """*operator* as :func:`run_in_region` runs it; what ``torch.autocast`` asks of the device is asked here.
+
+    Args:
+        region: The state to run it in.
+        operator: What is called.
+
+    Returns:
+        A function of the operator's arguments.  It switches the state of its thread for one call, drops the
+        cache of casts where no other region is open, and puts everything back, also after an error.
+    """
+    device, dtype = region.device_type, region.dtype
+    enabled = region.context()._enabled  # none on a device that is not there, with a warning
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        was_enabled, was_dtype = _is_enabled(device), _dtype_of(device)
+        was_cached = torch.is_autocast_cache_enabled()
+        torch.set_autocast_enabled(device, enabled)
+        torch.set_autocast_dtype(device, dtype)
+        torch.set_autocast_cache_enabled(region.cache)
+        torch.autocast_increment_nesting()
+        try:
+            return operator(*args, **kwargs)
+        finally:
+            if torch.autocast_decrement_nesting() == 0:
+                torch.clear_autocast_cache()
+            torch.set_autocast_enabled(device, was_enabled)
+            torch.set_autocast_dtype(device, was_dtype)
+            torch.set_autocast_cache_enabled(was_cached)
+
+    return run
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from types import MappingProxyType
 import torch
 from torch._ops import OpOverload
 
-__all__ = ["LEFT_OUT", "has_no_values", "is_repeatable"]
+__all__ = ["LEFT_OUT", "has_no_values", "is_repeatable", "may_draw"]
 
 _MEMORY = "its elements are what the memory held before"
 _DROPS = "it may draw random numbers inside, and torch does not mark it"
@@ -57,6 +57,7 @@ LEFT_OUT: Mapping[str, str] = MappingProxyType({
 # fmt: on
 
 _RESHAPE = frozenset({"set_", "resize_", "resize_as_", "requires_grad_"})
+_PYTHON = ("_operator", "builtins", "math")
 _TAGS = (
     torch.Tag.nondeterministic_seeded,
     torch.Tag.nondeterministic_bitwise,
@@ -81,6 +82,14 @@ def is_repeatable(target: OpOverload) -> bool:
 def has_no_values(target: object) -> bool:
     """Whether *target* gives memory as it is, which nobody has written to yet."""
     return isinstance(target, OpOverload) and LEFT_OUT.get(_name_of(target)) == _MEMORY
+
+
+def may_draw(target: object) -> bool:
+    """Whether *target* may draw from a random generator; of what is no operator of ATen nobody knows."""
+    if not isinstance(target, OpOverload) or target.namespace != "aten":
+        return getattr(target, "__module__", "") not in _PYTHON
+    drops = LEFT_OUT.get(_name_of(target).removesuffix("_")) == _DROPS
+    return drops or torch.Tag.nondeterministic_seeded in target.tags
 
 
 def _name_of(target: OpOverload) -> str:

@@ -62,6 +62,11 @@ class AttributeWatch:
         self._tensors = TensorWatch(unused, nn.Module()) if unused else None
         self._cells: _Cells | None = None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to look at."""
+        return not self._reads and self._tensors is None
+
     def hold(self) -> bool:
         """Whether nothing has changed."""
         cells = self._cells

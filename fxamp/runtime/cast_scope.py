@@ -8,12 +8,10 @@ the scope that the outermost call opens on its thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 
-__all__ = ["cast_scope", "keep_cast"]
+__all__ = ["CastScope", "keep_cast"]
 
 
 class _Scope(threading.local):
@@ -23,17 +21,19 @@ class _Scope(threading.local):
 _SCOPE = _Scope()
 
 
-@contextmanager
-def cast_scope() -> Iterator[None]:
+class CastScope:
     """Share casts among the programs that run inside; the outermost scope of the thread counts."""
-    if _SCOPE.casts is not None:
-        yield
-        return
-    _SCOPE.casts = {}
-    try:
-        yield
-    finally:
-        _SCOPE.casts = None
+
+    __slots__ = ("_outermost",)
+
+    def __enter__(self) -> None:
+        self._outermost = _SCOPE.casts is None
+        if self._outermost:
+            _SCOPE.casts = {}
+
+    def __exit__(self, *_: object) -> None:
+        if self._outermost:
+            _SCOPE.casts = None
 
 
 def keep_cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -299,6 +299,11 @@ class FrozenTensors:
         return tensors
 
     @property
+    def is_empty(self) -> bool:
+        """Whether the program reads none."""
+        return not self._tensors
+
+    @property
     def settled(self) -> bool:
         """Whether all that is derived changes only where a version tells so."""
         return all(kept.settled for kept in self._kept if isinstance(kept, Derived))

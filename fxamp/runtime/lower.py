@@ -21,8 +21,9 @@ from torch.fx.node import map_arg
 from fxamp.capture.recorder import set_grad_enabled
 from fxamp.ir.blocks import is_block, is_source
 from fxamp.ir.operators import TO_DTYPE
+from fxamp.ir.regions import Region, run_in_region, runner_in_region
 from fxamp.ir.where import Where
-from fxamp.runtime.cast_scope import cast_scope
+from fxamp.runtime.cast_scope import CastScope
 from fxamp.runtime.direct_call import direct_call
 
 __all__ = ["FLAT_CODE", "ORIGINS", "FlatCode", "lower"]
@@ -37,6 +38,7 @@ _CAST_METHODS = {torch.bfloat16: "bfloat16", torch.float16: "half", torch.float3
 _ARITHMETIC = {operator.add: "+", operator.sub: "-", operator.mul: "*", operator.floordiv: "//"}
 _EQUAL_BY_TEXT = (torch.dtype, torch.device, torch.layout, torch.memory_format, float, complex)
 
+_INDEX = torch.ops.aten.index.Tensor
 _SIZES = {torch.ops.aten.sym_size.int: "size", torch.ops.aten.sym_stride.int: "stride"}
 
 
@@ -136,12 +138,15 @@ class _Writer:
             return f"{self._text(node.args[0])}[{node.args[1]}]"
         if node.target in _SIZES:
             return f"{self._text(node.args[0])}.{_SIZES[node.target]}({node.args[1]})"
+        if node.target is _INDEX and _is_indexing(node):
+            return f"{self._text(node.args[0])}[{', '.join(map(self._text, node.args[1]))}]"  # type: ignore[arg-type]
         if node.target in _ARITHMETIC and len(node.args) == 2:
             one, other = (self._text(arg) for arg in node.args)
             return f"({one} {_ARITHMETIC[node.target]} {other})"
         if node.target is TO_DTYPE and "inserted" in node.meta and len(node.args) == 2:
             return self._cast(node)
-        values = [self._text(arg) for arg in node.args]
+        given = node.args[2:] if _is_in_region(node) else node.args
+        values = [self._text(arg) for arg in given]
         values += [f"{key}={self._text(value)}" for key, value in node.kwargs.items()]
         return f"{self._function(node)}({', '.join(values)})"
 
@@ -151,7 +156,7 @@ class _Writer:
         code = lower(getattr(module, str(node.target)).graph, self.keep_cast)
 
         def block(*inputs: Any) -> Any:
-            with cast_scope():
+            with CastScope():
                 return code.run(inputs, ())
 
         return self._constant(block, str(node.target))
@@ -166,11 +171,13 @@ class _Writer:
 
     def _function(self, node: Node) -> str:
         target: Any = self.calls.get(node, node.target)
-        if isinstance(target, OpOverload):
-            args, kwargs = map_arg((node.args, node.kwargs), _kind)
-            target = direct_call(target, tuple(args), dict(kwargs)) or target
-        name = getattr(target, "__name__", "function").replace(".", "_")
-        return self._constant(target, name)
+        if not _is_in_region(node):
+            called = _direct(target, node.args, node.kwargs)
+            return self._constant(called, _name_of(called))
+        region: Any
+        region, in_it, *args = node.args
+        called = _direct(in_it, args, node.kwargs)
+        return self._constant(runner_in_region(region, called), f"{_name_of(called)}_in_region")
 
     def _constant(self, value: Any, name: str) -> str:
         key = (type(value), str(value)) if isinstance(value, _EQUAL_BY_TEXT) else id(value)
@@ -194,6 +201,31 @@ class _Writer:
             return repr(value)
         name = str(value).rpartition(".")[2] if isinstance(value, torch.dtype) else "constant"
         return self._constant(value, name)
+
+
+def _is_in_region(node: Node) -> bool:
+    """Whether *node* is an operator in a state of torch's own autocast."""
+    region: Any = node.args[0] if node.target is run_in_region else None
+    return type(region) is Region
+
+
+def _is_indexing(node: Node) -> bool:
+    """Whether what *node* picks is what Python's indexing picks: a number of no dimension is read by that."""
+    indices: Any = node.args[1] if len(node.args) == 2 and not node.kwargs else ()
+    facts = [each.meta.get("fact") if isinstance(each, Node) else None for each in indices]
+    return bool(facts) and all(fact is not None and len(fact.shape) > 0 for fact in facts)
+
+
+def _direct(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What *target* is called by with the least overhead."""
+    if not isinstance(target, OpOverload):
+        return target
+    args, kwargs = map_arg((tuple(args), dict(kwargs)), _kind)
+    return direct_call(target, tuple(args), dict(kwargs)) or target
+
+
+def _name_of(called: Any) -> str:
+    return str(getattr(called, "__name__", "function")).replace(".", "_")
 
 
 def _kind(node: Node) -> Any:

@@ -21,7 +21,7 @@ from fxamp.capture.symbols import Sizes
 from fxamp.ir.region_code import RegionCode, is_named
 from fxamp.runtime.attribute_watch import AttributeWatch
 from fxamp.runtime.cast_history import CastHistory
-from fxamp.runtime.cast_scope import cast_scope
+from fxamp.runtime.cast_scope import CastScope
 from fxamp.runtime.frozen_weights import FrozenTensors
 from fxamp.runtime.lower import FlatCode
 from fxamp.runtime.packed_code import PackedCode
@@ -48,6 +48,11 @@ class Operator:
     code: FlatCode
     inputs: Inputs
     _watch: TensorWatch
+
+    @property
+    def reads(self) -> bool:
+        """Whether there are tensors of the model among its arguments."""
+        return not self._watch.is_empty
 
     def tensors(self) -> list[torch.Tensor]:
         """The model's tensors among its arguments, read now."""
@@ -129,6 +134,11 @@ class Program:
         """The parameters, buffers and constants, read now; ``None`` if the model is not as captured."""
         return self._watch.read() if self._attributes.hold() else None
 
+    @property
+    def rests_on_model(self) -> bool:
+        """Whether it reads tensors or attributes of the model."""
+        return not (self._watch.is_empty and self._attributes.is_empty)
+
     def is_settled(self) -> bool:
         """Whether all tensors that it reads may be taken as they are, until a version tells otherwise."""
         return not isinstance(self._watch, FrozenTensors) or self._watch.settled
@@ -151,7 +161,7 @@ class Program:
             call: ``(args, kwargs)`` of the call.
         """
         if self.scoped:
-            with cast_scope():
+            with CastScope():
                 outputs = self.outputs(leaves, tensors)
         else:
             outputs = self.outputs(leaves, tensors)

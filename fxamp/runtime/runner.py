@@ -34,7 +34,7 @@ from fxamp.errors import (
 from fxamp.ir.regions import RealRegion, Region, observe_region
 from fxamp.policy.scopes import PlacedPolicy, place
 from fxamp.runtime.build_program import build_program
-from fxamp.runtime.cast_scope import cast_scope, keep_cast
+from fxamp.runtime.cast_scope import CastScope, keep_cast
 from fxamp.runtime.eager_region import region_of_eager_code, region_of_methods
 from fxamp.runtime.eager_use import EagerUse, Onlooker
 from fxamp.runtime.failures import Failure, Failures
@@ -45,6 +45,7 @@ from fxamp.runtime.planning import compare_with_plan
 from fxamp.runtime.program import Program
 from fxamp.runtime.recapture import Cause, Recaptures, family_of, find_cause
 from fxamp.runtime.recording import Recording
+from fxamp.runtime.route import Left, Routes
 from fxamp.runtime.shadow import shadow_of
 from fxamp.runtime.signature import Latest, are_plain, signature
 from fxamp.runtime.walk import Walk
@@ -91,6 +92,7 @@ class Runner:
         self.failures = Failures()
         self.last: Program | None = None
         self._latest: Latest | None = None
+        self._routes: dict[Program, Routes] = {}
         self._surveyed: set[Any] = set()
         self._changed: Cause | None = None
         self._lock = threading.RLock()
@@ -149,8 +151,22 @@ class Runner:
         """The result of a call with the signature *key*, which is, or begins with, *program*."""
         if program.operator is None:
             return program.run(leaves, tensors, (args, kwargs))
-        walk = self._walk(key[0], leaves, region, (args, kwargs))
-        return self._run_segments(walk, lambda: walk.run(program, tensors), key, args, kwargs, region)
+        routes = self._routes.get(program)
+        if routes is None:
+            routes = self._routes.setdefault(program, Routes())
+        with CastScope():
+            left = None
+            if routes.current is not None:
+                left = routes.current.run(leaves, tensors, (args, kwargs))
+                if not isinstance(left, Left):
+                    routes.misses = 0
+                    return left
+            walk = self._walk(key[0], leaves, region, (args, kwargs))
+            run = (lambda: walk.run(program, tensors)) if left is None else (lambda: walk.go_on(left))
+            result = self._run_segments(walk, run, key, args, kwargs, region)
+        if not walk.explored:
+            routes.follow(walk.path, len(leaves))
+        return result
 
     def _first_call(
         self, key: Any, spec: Spec, leaves: list[torch.Tensor], args: Any, kwargs: Any, region: Region
@@ -159,7 +175,7 @@ class Runner:
         looking_on = bool(self.path) and self._use.surveying
         walk = None if looking_on else self._walk(spec, leaves, region, (args, kwargs))
         known = self.failures.has(key)
-        with cast_scope(), self._overrides_checked(key):
+        with CastScope(), self._overrides_checked(key):
             program = self._capture(key, spec, leaves, region, walk)
             if program is not None and not (walk is not None and walk.begun):
                 self._check_overrides()  # before anything runs
@@ -181,7 +197,7 @@ class Runner:
     ) -> Any:
         """Run a call that reads values; if it takes a way that cannot be captured, begin again eagerly."""
         try:
-            with cast_scope():
+            with CastScope():
                 result = run()
         except CaptureError as error:
             walk.undo()
@@ -193,7 +209,8 @@ class Runner:
         return result
 
     def _give_up(self, key: Any, reason: str) -> None:
-        self.programs.pop(key, None)
+        for program in self.programs.pop(key, ()):
+            self._routes.pop(program, None)
         self.failures[key] = Failure(reason)
         self._latest = None
 
@@ -380,7 +397,7 @@ class Runner:
             if survey:
                 stack.enter_context(self._use.survey())
             if not self.path:  # below the model the region is there already
-                stack.enter_context(cast_scope())
+                stack.enter_context(CastScope())
             stack.enter_context(self._region_of_eager_code(region))
             return function(*args, **kwargs)
 
@@ -422,7 +439,7 @@ class Runner:
                 text = self._watch.difference() or "the modules changed"
                 self._changed = Cause(text, "convert the model again once it has its final form")
             self.placed = self.placed and _placed(self.options, self.function)
-            self.programs, self.children = {}, {}
+            self.programs, self.children, self._routes = {}, {}, {}
             self.failures.clear()
             self.last, self._latest, self._surveyed = None, None, set()
             self._watch = self._new_watch()

@@ -89,10 +89,13 @@ class Latest:
         self._region, self._watch = region, watch
         self._modes = _modes()
         self._training = watch.training() if watch is not None else ()
+        self._hooks = watch.hooks() if watch is not None else ()
 
     def is_like(self, args: tuple[Any, ...], region: Region) -> bool:
         """Whether a call with *args* in *region* is served by the same program."""
-        if len(set(map(id, args))) != self._count or len(args) != self._count or region != self._region:
+        if len(args) != self._count or (self._count > 1 and len(set(map(id, args))) != self._count):
+            return False
+        if region is not self._region and region != self._region:
             return False
         try:
             if not self._alike(*args):
@@ -102,4 +105,6 @@ class Latest:
         if _modes() != self._modes:
             return False
         watch = self._watch
-        return watch is None or (watch.intact() and watch.training() == self._training and not watch.hooks())
+        return watch is None or (
+            watch.intact() and watch.training() == self._training and watch.hooks() == self._hooks
+        )

@@ -19,6 +19,7 @@ from fxamp.capture.structure import Spec, flatten_results
 from fxamp.capture.symbols import Sizes
 from fxamp.errors import InvariantError
 from fxamp.runtime.program import Branch, Inputs, Program
+from fxamp.runtime.route import Left
 from fxamp.runtime.signature import describe
 from fxamp.runtime.undo import Undo
 
@@ -71,14 +72,27 @@ class Walk:
     def run(self, program: Program, tensors: Sequence[torch.Tensor]) -> Any:
         """The result of the call, which begins with *program*."""
         self._enter(program)
-        while program.operator is not None:
+        return self._follow((program, tensors))
+
+    def go_on(self, left: Left) -> Any:
+        """The result of the call, which has left a route."""
+        self.path, self._numbers = list(left.path), left.numbers
+        self._positions = [program.positions for program in left.path]
+        self._answers = [flatten_results(answer) for answer in left.answers]
+        self._values = left.values + self._answers[-1][1]
+        self._undo = left.undo or self._undo
+        self._started = True
+        return self._follow(self._branch(self.path[-1]))
+
+    def _follow(self, found: tuple[Program, Sequence[torch.Tensor]] | None) -> Any:
+        while found is not None:
+            program, tensors = found
+            if program.operator is None:
+                return program.run(self._gather(program.inputs), tensors, self._call)
             self._positions.append(program.positions)
             self._execute(program, tensors)
             found = self._branch(program)
-            if found is None:
-                return self.finish(self.explore())
-            program, tensors = found
-        return program.run(self._gather(program.inputs), tensors, self._call)
+        return self.finish(self.explore())
 
     def finish(self, program: Program) -> Any:
         """The result of the call, of which *program* is the last segment and all others have run."""

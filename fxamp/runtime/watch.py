@@ -151,6 +151,11 @@ class TensorWatch:
             if id(holder[name]) in index_of and (id(holder), name) not in own
         )
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to look at."""
+        return not self._slots
+
     def read(self) -> list[torch.Tensor] | None:
         """The tensors, read now; ``None`` if they are no longer what was captured."""
         try:
