@@ -107,8 +107,10 @@ def runner_in_region(region: Region, operator: Callable[..., Any]) -> Callable[.
         was_enabled, was_dtype = _is_enabled(device), _dtype_of(device)
         was_cached = torch.is_autocast_cache_enabled()
         torch.set_autocast_enabled(device, enabled)
-        torch.set_autocast_dtype(device, dtype)
-        torch.set_autocast_cache_enabled(region.cache)
+        if was_dtype is not dtype:
+            torch.set_autocast_dtype(device, dtype)
+        if was_cached is not region.cache:
+            torch.set_autocast_cache_enabled(region.cache)
         torch.autocast_increment_nesting()
         try:
             return operator(*args, **kwargs)
@@ -116,8 +118,10 @@ def runner_in_region(region: Region, operator: Callable[..., Any]) -> Callable[.
             if torch.autocast_decrement_nesting() == 0:
                 torch.clear_autocast_cache()
             torch.set_autocast_enabled(device, was_enabled)
-            torch.set_autocast_dtype(device, was_dtype)
-            torch.set_autocast_cache_enabled(was_cached)
+            if was_dtype is not dtype:
+                torch.set_autocast_dtype(device, was_dtype)
+            if was_cached is not region.cache:
+                torch.set_autocast_cache_enabled(was_cached)
 
     return run
 

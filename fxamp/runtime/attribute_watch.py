@@ -8,9 +8,7 @@ have changed.  Only where one does not are the snapshots compared again.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
-from itertools import repeat
-from operator import contains, getitem, is_
+from collections.abc import Sequence
 from types import MethodType
 from typing import Any
 
@@ -28,13 +26,13 @@ from fxamp.capture.snapshots import (
     is_stateful,
     snapshot,
 )
+from fxamp.runtime.cells import Cells
 from fxamp.runtime.watch import Slot, TensorWatch
 
 __all__ = ["AttributeWatch"]
 
 _LONGEST = 60
 _OBJECT = 3  # the length of the snapshot of an object with attributes
-_NOTHING = repeat(MISSING)
 
 
 class AttributeWatch:
@@ -60,7 +58,7 @@ class AttributeWatch:
                 if (id(holder), read.name) not in watched:
                     unused.append((holder, read.name))
         self._tensors = TensorWatch(unused, nn.Module()) if unused else None
-        self._cells: _Cells | None = None
+        self._cells: Cells | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -92,8 +90,21 @@ class AttributeWatch:
                 if index:  # look here first the next time
                     self._reads = [read, *self._reads[:index], *self._reads[index + 1 :]]
                 return False
-        self._cells = _Cells(self._reads)
+        self._cells = Cells()
+        self.gather(self._cells)
+        self._cells.close()
         return True
+
+    def gather(self, cells: Cells) -> None:
+        """Add the attributes, which hold, to *cells*; while those are the same, so do these."""
+        gathering = _Gathering(cells)
+        for read in self._reads:
+            gathering.add(read.module, read.name)
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether there is something that is in no cells."""
+        return self._tensors is not None
 
 
 class _Expected:
@@ -112,53 +123,27 @@ class _Expected:
         return repr(f"{self.path}.{self.name}" if self.path else self.name)
 
 
-class _Cells:
-    """The very objects that were found, and where, as flat lists that are compared in C."""
+class _Gathering:
+    """Puts attributes, and what can change in them while they stay the same objects, into cells."""
 
-    def __init__(self, reads: Iterable[_Expected] = ()) -> None:
-        self._items: dict[tuple[int, Any], tuple[Any, Any, Any]] = {}
-        self._attributes: dict[tuple[int, str], tuple[Any, str, Any]] = {}
-        self._absences: dict[tuple[int, str], tuple[Any, str]] = {}
-        self._sized: dict[int, Any] = {}
-        self._ordered: list[tuple[Any, tuple[Any, ...]]] = []
+    def __init__(self, cells: Cells) -> None:
+        self._cells = cells
         self._met: dict[int, Any] = {}
-        for read in reads:
-            self._add_attribute(read.module, read.name)
-        self._holders, self._keys, self._held = _columns(self._items.values(), 3)
-        self._owners, self._names, self._values = _columns(self._attributes.values(), 3)
-        self._without, self._absent = _columns(self._absences.values(), 2)
-        self._containers = list(self._sized.values())
-        self._sizes = list(map(len, self._containers))
 
-    def are_same(self) -> bool:
-        """Whether all of them are still there, and nothing else."""
-        if any(map(contains, self._without, self._absent)):
-            return False
-        for container, items in self._ordered:  # before the items: a defaultdict makes what it lacks
-            if len(container) != len(items) or not all(map(is_, container, items)):
-                return False
-        if self._containers and list(map(len, self._containers)) != self._sizes:
-            return False
-        try:
-            if not all(map(is_, map(getitem, self._holders, self._keys), self._held)):
-                return False
-        except LookupError:
-            return False
-        return all(map(is_, map(getattr, self._owners, self._names, _NOTHING), self._values))
-
-    def _add_attribute(self, module: nn.Module, name: str) -> None:
+    def add(self, module: nn.Module, name: str) -> None:
+        """Add an attribute of a module, wherever Python finds it."""
         kind, value = locate(module, name)
         attributes = module.__dict__
         if kind != "class":
             holder = attributes[kind] if kind else attributes
-            self._items[id(holder), name] = (holder, name, value)
+            self._cells.add_item(holder, name, value)
             self._add(value)
             return
         kinds = KINDS if value is MISSING else ("",)
         for holder in (attributes[each] if each else attributes for each in kinds):
-            self._absences[id(holder), name] = (holder, name)
+            self._cells.add_absence(holder, name)
         if value is not vars(nn.Module).get(name, MISSING):
-            self._attributes[id(type(module)), name] = (type(module), name, value)
+            self._cells.add_attribute(type(module), name, value)
             self._add(value)
 
     def _add(self, value: Any, *, objects: bool = True) -> None:
@@ -180,29 +165,25 @@ class _Cells:
 
     def _add_container(self, value: Any, *, objects: bool) -> None:
         if isinstance(value, (dict, set)):
-            self._ordered.append((value, tuple(value)))
+            self._cells.add_keys(value)
         elif not isinstance(value, (tuple, frozenset)):
-            self._sized[id(value)] = value
+            self._cells.add_size(value)
         pairs = value.items() if isinstance(value, dict) else enumerate(value)
         for key, item in pairs:
             if not isinstance(value, (tuple, set, frozenset)):
-                self._items[id(value), key] = (value, key, item)
+                self._cells.add_item(value, key, item)
             self._add(item, objects=objects)
 
     def _add_object(self, value: Any) -> None:
         state = getattr(value, "__dict__", None)
         if isinstance(state, dict):
-            self._sized[id(state)] = state
+            self._cells.add_size(state)
         for name, item in attributes_of(value).items():
             if isinstance(state, dict):
-                self._items[id(state), name] = (state, name, item)
+                self._cells.add_item(state, name, item)
             else:
-                self._attributes[id(value), name] = (value, name, item)
+                self._cells.add_attribute(value, name, item)
             self._add(item, objects=False)
-
-
-def _columns(rows: Iterable[tuple[Any, ...]], width: int) -> list[tuple[Any, ...]]:
-    return list(zip(*rows, strict=True)) or [()] * width
 
 
 def _inside(place: str, now: Snapshot, was: Snapshot) -> tuple[str, str, str]:

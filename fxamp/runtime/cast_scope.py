@@ -44,11 +44,13 @@ def keep_cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     casts = _SCOPE.casts
     if casts is None:
         return tensor.to(dtype)
-    if id(tensor) not in casts:
-        enabled = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(True)  # noqa: FBT003  its only argument
-        try:
-            casts[id(tensor)] = (tensor, tensor.to(dtype))
-        finally:
-            torch._C._set_grad_enabled(enabled)
-    return casts[id(tensor)][1]
+    held = casts.get(id(tensor))
+    if held is not None:
+        return held[1]
+    if torch.is_grad_enabled():
+        cast = tensor.to(dtype)
+    else:
+        with torch.enable_grad():
+            cast = tensor.to(dtype)
+    casts[id(tensor)] = (tensor, cast)
+    return cast

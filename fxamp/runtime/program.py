@@ -6,7 +6,7 @@ with the operator that reads, and its branches are the programs that go on from 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from fxamp.ir.region_code import RegionCode, is_named
 from fxamp.runtime.attribute_watch import AttributeWatch
 from fxamp.runtime.cast_history import CastHistory
 from fxamp.runtime.cast_scope import CastScope
+from fxamp.runtime.cells import Cells
 from fxamp.runtime.frozen_weights import FrozenTensors
 from fxamp.runtime.lower import FlatCode
 from fxamp.runtime.packed_code import PackedCode
@@ -134,6 +135,19 @@ class Program:
         """The parameters, buffers and constants, read now; ``None`` if the model is not as captured."""
         return self._watch.read() if self._attributes.hold() else None
 
+    def holds(self) -> bool:
+        """Whether the attributes that it rests on are as they were."""
+        return self._attributes.hold()
+
+    def gather(self, cells: Cells) -> None:
+        """Add the attributes that it rests on, which hold, to *cells*."""
+        self._attributes.gather(cells)
+
+    @property
+    def tensors_of_same(self) -> Callable[[], list[torch.Tensor] | None]:
+        """What gives the same as :meth:`tensors`, where those cells are the same."""
+        return self.tensors if self._attributes.has_rest else self._watch.read
+
     @property
     def rests_on_model(self) -> bool:
         """Whether it reads tensors or attributes of the model."""
@@ -160,6 +174,8 @@ class Program:
             tensors: What :meth:`tensors` gave.
             call: ``(args, kwargs)`` of the call.
         """
+        if self._single and not self.scoped and self.packed is None and not _is_any_autocast_enabled():
+            return self.code.run(leaves, tensors)[0]
         if self.scoped:
             with CastScope():
                 outputs = self.outputs(leaves, tensors)

@@ -20,8 +20,8 @@ from fxamp.capture.recorder import set_grad_enabled
 from fxamp.capture.structure import Spec
 from fxamp.ir.regions import run_in_region
 from fxamp.ir.repeatable import may_draw
+from fxamp.runtime.likeness import describe
 from fxamp.runtime.program import Inputs, Program
-from fxamp.runtime.signature import describe
 from fxamp.runtime.undo import Undo
 
 __all__ = ["Left", "Route", "Routes"]
@@ -59,34 +59,38 @@ class Route:
         leaves: How many tensors the calls have.
 
     Attributes:
+        path: As given.
         text: The code, for people.
     """
 
     def __init__(self, path: Sequence[Program], keys: Sequence[Any], leaves: int) -> None:
-        self._path = tuple(path)
+        self.path = tuple(path)
         writer = _Writer(path, keys, leaves)
         self.text = writer.write()
         scope: dict[str, Any] = {**writer.scope, "left": self._left}
         exec(compile(self.text, "<fxamp route>", "exec"), scope)
         self._run: Callable[..., Any] = scope["run"]
 
-    def run(self, leaves: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], call: Any) -> Any:
+    def run(
+        self, leaves: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], call: Any, *, held: bool
+    ) -> Any:
         """The result of a call, or where it left the route.
 
         Args:
             leaves: The tensors of the call.
             tensors: Those of the model that the first program reads.
             call: ``(args, kwargs)``.
+            held: Whether the attributes that its programs rest on are known to be as they were.
         """
         if _is_any_autocast_enabled():
             with _DisableAutocast():
-                return self._run(leaves, tensors, call)
-        return self._run(leaves, tensors, call)
+                return self._run(leaves, tensors, call, held)
+        return self._run(leaves, tensors, call, held)
 
     def _left(
         self, index: int, values: list[Any], numbers: tuple[Any, ...], undo: Undo | None, *answers: Any
     ) -> Left:
-        return Left(self._path[: index + 1], values, numbers, answers, undo)
+        return Left(self.path[: index + 1], values, numbers, answers, undo)
 
 
 class Routes:
@@ -140,7 +144,7 @@ class _Writer:
             self._add_way_on(index, key)
         last = self._call("last", "", self._path[-1].run)
         self._add(f"return {last}({self._gather(self._path[-1].inputs)}, t, call)")
-        return "".join(["def run(x, t, call):\n", *(f"    {line}\n" for line in self._lines if line)])
+        return "".join(["def run(x, t, call, held):\n", *(f"    {line}\n" for line in self._lines if line)])
 
     def _add(self, line: str) -> None:
         self._lines.append(line)
@@ -184,7 +188,8 @@ class _Writer:
         self._add(f"m = {self._call('bind', index + 1, following.guard.bind)}(n, {_tuple(leaves)})")
         self._add(f"if m is None: {leave}")
         if following.rests_on_model:
-            self._add(f"t = {self._call('tensors', index + 1, following.tensors)}()")
+            same = self._call("same", index + 1, following.tensors_of_same)
+            self._add(f"t = {same}() if held else {self._call('tensors', index + 1, following.tensors)}()")
             self._add(f"if t is None: {leave}")
         else:
             self._add("t = ()")

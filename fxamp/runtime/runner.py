@@ -45,7 +45,7 @@ from fxamp.runtime.planning import compare_with_plan
 from fxamp.runtime.program import Program
 from fxamp.runtime.recapture import Cause, Recaptures, family_of, find_cause
 from fxamp.runtime.recording import Recording
-from fxamp.runtime.route import Left, Routes
+from fxamp.runtime.route import Left, Route, Routes
 from fxamp.runtime.shadow import shadow_of
 from fxamp.runtime.signature import Latest, are_plain, signature
 from fxamp.runtime.walk import Walk
@@ -116,9 +116,11 @@ class Runner:
             and latest.is_like(args, region)
             and self._may_run(latest.program)
         ):
-            tensors = latest.program.tensors()
+            tensors, held = latest.check()
             if tensors is not None:
-                return self._serve(latest.program, list(args), tensors, latest.key, args, kwargs, region)
+                return self._serve(
+                    latest.program, list(args), tensors, latest.key, args, kwargs, region, held
+                )
         return self._call(args, kwargs, region)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
@@ -135,7 +137,7 @@ class Runner:
             return self._run_beside(program, key, args, kwargs, region)
         self.last = program
         if not kwargs and are_plain(args):
-            self._latest = Latest(args, region, self._watch, program, key)
+            self._latest = Latest(args, region, self._watch, program, key, self._routes_of(program))
         return self._serve(program, leaves, tensors, key, args, kwargs, region)
 
     def _serve(
@@ -147,17 +149,18 @@ class Runner:
         args: Any,
         kwargs: Any,
         region: Region,
+        held: Route | None = None,
     ) -> Any:
         """The result of a call with the signature *key*, which is, or begins with, *program*."""
         if program.operator is None:
             return program.run(leaves, tensors, (args, kwargs))
-        routes = self._routes.get(program)
-        if routes is None:
-            routes = self._routes.setdefault(program, Routes())
+        routes = self._routes_of(program)
+        assert routes is not None
+        route = routes.current
         with CastScope():
             left = None
-            if routes.current is not None:
-                left = routes.current.run(leaves, tensors, (args, kwargs))
+            if route is not None:
+                left = route.run(leaves, tensors, (args, kwargs), held=held is route)
                 if not isinstance(left, Left):
                     routes.misses = 0
                     return left
@@ -167,6 +170,12 @@ class Runner:
         if not walk.explored:
             routes.follow(walk.path, len(leaves))
         return result
+
+    def _routes_of(self, program: Program) -> Routes | None:
+        """The routes of calls that begin with *program*; none where that is all of a call."""
+        if program.operator is None:
+            return None
+        return self._routes.get(program) or self._routes.setdefault(program, Routes())
 
     def _first_call(
         self, key: Any, spec: Spec, leaves: list[torch.Tensor], args: Any, kwargs: Any, region: Region

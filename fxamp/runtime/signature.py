@@ -5,13 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import get_default_dtype, is_grad_enabled, is_inference_mode_enabled
 
 from fxamp.capture.structure import Spec
 from fxamp.ir.regions import Region
+from fxamp.runtime.cells import Cells
+from fxamp.runtime.likeness import describe
 from fxamp.runtime.program import Program
+from fxamp.runtime.route import Route, Routes
 from fxamp.runtime.watch import ModuleWatch, tensor_check
 
-__all__ = ["Latest", "are_plain", "describe", "signature"]
+__all__ = ["Latest", "are_plain", "signature"]
+
+_MOST_GATHERINGS = 16  # a model that puts new objects into its attributes in each call is read each time
 
 
 def signature(spec: Spec, leaves: list[torch.Tensor], region: Region, watch: ModuleWatch | None) -> Any:
@@ -20,12 +26,12 @@ def signature(spec: Spec, leaves: list[torch.Tensor], region: Region, watch: Mod
         spec,
         tuple([describe(leaf) for leaf in leaves]),
         _aliases(leaves) if len(leaves) > 1 else None,
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
+        is_grad_enabled(),
+        is_inference_mode_enabled(),
         region,
         watch.training() if watch is not None else (),
         watch.hooks() if watch is not None else (),
-        torch.get_default_dtype(),  # of the tensors that the model makes of numbers
+        get_default_dtype(),  # of the tensors that the model makes of numbers
     )
 
 
@@ -36,36 +42,10 @@ def are_plain(args: tuple[Any, ...]) -> bool:
     )
 
 
-def describe(tensor: torch.Tensor) -> Any:
-    """What a program must know of an input besides its sizes."""
-    requires_grad = tensor.requires_grad
-    return (
-        tensor.dtype,
-        tensor.device,
-        requires_grad and (tensor.is_leaf and not tensor._is_view(), True),
-        tensor.dim(),
-        _layout(tensor),
-        type(tensor),
-    )
-
-
-def _layout(tensor: torch.Tensor) -> Any:
-    if tensor.layout is not torch.strided:
-        return tensor.layout
-    if tensor.is_contiguous():
-        return True
-    strides = tensor.stride()
-    return tuple(sorted(range(len(strides)), key=strides.__getitem__, reverse=True))
-
-
 def _aliases(leaves: list[torch.Tensor]) -> Any:
     """Which inputs are one and the same tensor."""
     first: dict[int, int] = {}
     return tuple([first.setdefault(id(leaf), index) for index, leaf in enumerate(leaves)])
-
-
-def _modes() -> tuple[object, ...]:
-    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype()
 
 
 class Latest:
@@ -82,17 +62,22 @@ class Latest:
         watch: ModuleWatch | None,
         program: Program,
         key: Any,
+        routes: Routes | None,
     ) -> None:
-        self.program, self.key = program, key
+        self.program, self.key, self.routes = program, key, routes
         self._count = len(args)
         self._alike = tensor_check(args)
         self._region, self._watch = region, watch
-        self._modes = _modes()
+        self._modes = is_grad_enabled(), is_inference_mode_enabled(), get_default_dtype()
         self._training = watch.training() if watch is not None else ()
         self._hooks = watch.hooks() if watch is not None else ()
+        self._cells: Cells | None = None
+        self._read = program.tensors_of_same
+        self._gathered = 0
+        self._route: Route | None = None
 
     def is_like(self, args: tuple[Any, ...], region: Region) -> bool:
-        """Whether a call with *args* in *region* is served by the same program."""
+        """Whether *args* and *region*, and the modes of torch, are as they were."""
         if len(args) != self._count or (self._count > 1 and len(set(map(id, args))) != self._count):
             return False
         if region is not self._region and region != self._region:
@@ -102,9 +87,39 @@ class Latest:
                 return False
         except TypeError:  # not a tensor
             return False
-        if _modes() != self._modes:
-            return False
+        modes = is_grad_enabled(), is_inference_mode_enabled(), get_default_dtype()
+        return modes == self._modes
+
+    def check(self) -> tuple[list[torch.Tensor] | None, Route | None]:
+        """Look whether the model is as it was.
+
+        Returns:
+            Its tensors that the program reads now, ``None`` if it is not as it was; and the route for all of
+            which the attributes are as they were, if that is known.
+        """
+        route = self.routes.current if self.routes is not None else None
+        if self._cells is not None and self._cells.are_same() and self._route is route:
+            return self._read(), route
+        self._cells = None
         watch = self._watch
-        return watch is None or (
+        if watch is not None and not (
             watch.intact() and watch.training() == self._training and watch.hooks() == self._hooks
-        )
+        ):
+            return None, None
+        tensors = self.program.tensors()
+        if tensors is not None and self._gathered < _MOST_GATHERINGS:
+            self._gather(route)
+        return tensors, None
+
+    def _gather(self, route: Route | None) -> None:
+        """Keep the very objects that all of this was read from, the next time that is enough."""
+        self._gathered += 1
+        later = route.path[1:] if route is not None else ()
+        if not all(program.holds() for program in later):
+            return
+        cells = Cells()
+        if self._watch is not None:
+            self._watch.gather(cells)
+        for program in (self.program, *later):
+            program.gather(cells)
+        self._cells, self._route = cells.close(), route

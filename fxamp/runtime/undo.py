@@ -65,11 +65,16 @@ def _targets(node: Node) -> list[Any]:
     found: list[Any] = []
     for argument in called._schema.arguments:
         aliased = argument.alias_info is not None and argument.alias_info.is_write
-        # the statistics of batch_norm are written to although its schema does not say so
-        if aliased or argument.name.startswith("running_"):
+        if aliased or (argument.name.startswith("running_") and not _only_reads(values)):
             value = values.get(argument.name)
             found += value if isinstance(value, (list, tuple)) else [value]
     return found
+
+
+def _only_reads(values: dict[str, Any]) -> bool:
+    """Whether a normalization leaves its statistics alone, to which it may write whatever its schema says."""
+    flags = [values[name] for name in ("training", "use_input_stats") if name in values]
+    return flags == [False]
 
 
 def _storage(node: Any) -> list[int]:

@@ -18,9 +18,9 @@ from fxamp.capture.segments import Captured
 from fxamp.capture.structure import Spec, flatten_results
 from fxamp.capture.symbols import Sizes
 from fxamp.errors import InvariantError
+from fxamp.runtime.likeness import describe
 from fxamp.runtime.program import Branch, Inputs, Program
 from fxamp.runtime.route import Left
-from fxamp.runtime.signature import describe
 from fxamp.runtime.undo import Undo
 
 __all__ = ["Walk"]

@@ -18,6 +18,7 @@ from torch.nn.modules import module as nn_module
 
 from fxamp.capture.known_hooks import HOOK_DICTS, all_known
 from fxamp.ir.modules import is_opaque
+from fxamp.runtime.cells import Cells
 
 __all__ = ["ModuleWatch", "SealedWatch", "Slot", "TensorWatch", "tensor_check"]
 
@@ -89,6 +90,18 @@ class ModuleWatch:
         now = list(chain.from_iterable([children.values() for children in self._parents]))
         return len(now) == len(self._children) and all(map(is_, now, self._children))
 
+    def gather(self, cells: Cells) -> None:
+        """Add the modules as they are to *cells*; while those are the same, so is all of the above."""
+        cells.add_classes(self._modules)
+        for children in (*self._parents, *self._childless):
+            cells.add_values(children)
+        for attributes in self._attributes:
+            cells.add_item(attributes, "training", attributes["training"])
+        for module in self._opaque:
+            cells.add_attribute(module, "training", module.training)
+        for hooks in (*self._hooks, *_GLOBAL_HOOKS):
+            cells.add_values(hooks)
+
     def difference(self) -> str:
         """Which module was replaced, for people; ``""`` if none was."""
         for path, module, cls in zip(self._everything, self._modules, self._types, strict=True):
@@ -124,6 +137,11 @@ class SealedWatch(ModuleWatch):
         """Always."""
         return True
 
+    def gather(self, cells: Cells) -> None:
+        """Add the hooks on all modules to *cells*."""
+        for hooks in _GLOBAL_HOOKS:
+            cells.add_values(hooks)
+
 
 def _recorded(name: str, hooks: Mapping[int, object]) -> bool:
     return name in HOOK_DICTS and all_known(hooks)
@@ -150,6 +168,10 @@ class TensorWatch:
             for holder, name in _slots_below(root)
             if id(holder[name]) in index_of and (id(holder), name) not in own
         )
+        self._holders, self._names = [h for h, _ in self._slots], [n for _, n in self._slots]
+        self._all_holders = self._holders + [holder for holder, _, _ in self._ties]
+        self._all_names = self._names + [name for _, name, _ in self._ties]
+        self._ids: list[int] = []
 
     @property
     def is_empty(self) -> bool:
@@ -159,18 +181,29 @@ class TensorWatch:
     def read(self) -> list[torch.Tensor] | None:
         """The tensors, read now; ``None`` if they are no longer what was captured."""
         try:
-            tensors = [holder[name] for holder, name in self._slots]
-            if not self._unchanged(*tensors):
-                if [_facts(tensor) for tensor in tensors] != self._facts:
-                    return None
-                self._unchanged = tensor_check(tensors)  # for the present state of autocast
+            tensors = list(map(getitem, self._holders, self._names))
+            is_quick = self._ids == list(map(id, map(getitem, self._all_holders, self._all_names)))
+            if is_quick and self._unchanged(*tensors):
+                return tensors
         except (KeyError, AttributeError, TypeError):  # removed, or set to None
             return None
+        return tensors if self._agree(tensors) else None
+
+    def _agree(self, tensors: list[torch.Tensor]) -> bool:
+        """Compare the facts; afterwards the same objects, of which a test in C++ says the same, will do."""
+        try:
+            if not self._unchanged(*tensors):
+                if [_facts(tensor) for tensor in tensors] != self._facts:
+                    return False
+                self._unchanged = tensor_check(tensors)  # for the present state of autocast
+        except (AttributeError, TypeError):
+            return False
         if len(set(map(id, tensors))) != self._distinct:
-            return None
+            return False
         if any(holder.get(name) is not tensors[index] for holder, name, index in self._ties):
-            return None
-        return tensors
+            return False
+        self._ids = list(map(id, map(getitem, self._all_holders, self._all_names)))
+        return True
 
     def difference(self) -> str:
         """What has changed, for people; ``""`` if nothing has."""

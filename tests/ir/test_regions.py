@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
-from fxamp.ir.regions import Region, no_autocast, observe_region, run_in_region
+from fxamp.ir.regions import Region, no_autocast, observe_region, run_in_region, runner_in_region
 
 BF16 = Region("cpu", enabled=True, dtype=torch.bfloat16)
 
@@ -68,3 +70,44 @@ def test_no_autocast_puts_the_state_back_after_an_error() -> None:
         with pytest.raises(ZeroDivisionError), no_autocast():
             raise ZeroDivisionError
         assert observe_region("cpu") == BF16
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("cache", [True, False])
+@pytest.mark.parametrize("around", [None, Region("cpu", enabled=True, dtype=torch.float16, cache=False)])
+def test_a_runner_puts_its_operator_into_the_region_as_torch_does(
+    enabled: bool, dtype: torch.dtype, cache: bool, around: Region | None
+) -> None:
+    region = Region("cpu", enabled, dtype, cache)
+    run = runner_in_region(region, lambda: observe_region("cpu"))
+    with nullcontext() if around is None else around.context():
+        before = observe_region("cpu")
+        assert run() == region
+        assert observe_region("cpu") == before
+
+
+def test_a_runner_keeps_casts_as_long_as_torch_does() -> None:
+    weight = torch.ones(2, 2, requires_grad=True)
+
+    def casts() -> tuple[object, ...]:
+        made = torch.mm(weight, weight).grad_fn
+        assert made is not None
+        return tuple(function for function, _ in made.next_functions)
+
+    with BF16.context():
+        kept = casts()
+        assert runner_in_region(BF16, casts)() == kept
+        assert run_in_region(BF16, casts) == kept
+        assert casts() == kept
+    assert runner_in_region(BF16, casts)() != kept
+
+
+def test_a_runner_puts_everything_back_behind_an_error() -> None:
+    def fails() -> None:
+        raise ValueError("what it says")
+
+    before = observe_region("cpu")
+    with pytest.raises(ValueError, match="what it says"):
+        runner_in_region(Region("cpu", enabled=True, dtype=torch.float16, cache=False), fails)()
+    assert observe_region("cpu") == before

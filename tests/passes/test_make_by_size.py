@@ -55,7 +55,7 @@ def test_only_the_size_is_read(call: Any, text: str, by_size: str) -> None:
         """,
         f"""
         %x: f32[4, 4] = input
-        %{name}: f32[{size}] = {by_size} dtype=f32, device=device(type='cpu'))
+        %{name}: f32[{size}] = {by_size} dtype=f32, device=device(type='cpu'), pin_memory=False)
         return [%{name}]
         """,
     )
@@ -72,7 +72,7 @@ def test_a_dtype_that_is_asked_for_is_kept() -> None:
         """,
         """
         %x: f32[4, 4] = input
-        %zeros_like: i64[4, 4] = zeros([4, 4], dtype=i64, device=device(type='cpu'))
+        %zeros_like: i64[4, 4] = zeros([4, 4], dtype=i64, device=device(type='cpu'), pin_memory=False)
         return [%zeros_like]
         """,
     )

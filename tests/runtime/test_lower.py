@@ -11,9 +11,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch._dispatch.python import enable_python_dispatcher
 from torch.fx import Graph
 
+from fxamp.capture.recording_mode import RecordingMode
 from fxamp.ir.regions import Region
 from fxamp.passes.verify import Verify
 from fxamp.runtime.lower import FlatCode, lower
@@ -136,3 +140,49 @@ def test_values_are_freed_while_the_code_runs() -> None:
         node.meta["fact"] = ()
     lower(graph).run([torch.ones(2)], [])
     assert len(alive) == 1
+
+
+# --- picks by tensors -----------------------------------------------------------------------------------
+
+_PICKS: dict[str, tuple[Callable[..., Any], str]] = {
+    "rows": (lambda x, i: x[i], "index = x[i]"),
+    "pairs": (lambda x, i: x[i, i], "index = x[i, i]"),
+    "another's rows": (lambda x, i: x.t()[i.to(torch.int32)], "index = t[to]"),
+    "columns": (lambda x, i: x[:, i], "index = index_Tensor(x, [None, i])"),
+    "a number that a tensor holds": (
+        lambda x, i: torch.ops.aten.index.Tensor(x, [i[0]]),
+        "index = index_Tensor(x, [select])",
+    ),
+}
+
+
+@pytest.mark.parametrize(("picks", "line"), _PICKS.values(), ids=_PICKS)
+def test_picks_by_tensors_of_some_dimension_are_pythons_indexing(picks: Any, line: str) -> None:
+    x, i = torch.arange(12.0).view(3, 4), torch.tensor([1, 0])
+    code, tensors = _lowered(picks, x, i)
+    assert line in code.text
+    (found,) = code.run((x, i), tensors)
+    assert torch.equal(found, picks(x, i))
+
+
+@given(
+    shape=st.lists(st.integers(1, 3), min_size=1, max_size=4),
+    picked=st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=2), min_size=1, max_size=3),
+    kinds=st.lists(st.sampled_from([torch.int64, torch.int32, torch.bool]), min_size=3, max_size=3),
+)
+def test_pythons_indexing_reaches_the_operator_with_the_same_indices(
+    shape: list[int], picked: list[list[int]], kinds: list[torch.dtype]
+) -> None:
+    x = torch.zeros(shape)
+    indices = [torch.zeros(size, dtype=kind) for size, kind in zip(picked, kinds, strict=False)]
+    reached: list[Any] = []
+
+    def stop(func: Any, args: Any, kwargs: Any) -> Any:
+        reached.append(
+            (func, args[0] is x, [index is given for index, given in zip(args[1], indices, strict=True)])
+        )
+        raise KeyError
+
+    with enable_python_dispatcher(), RecordingMode(stop), pytest.raises((KeyError, IndexError)):
+        x[tuple(indices)]
+    assert reached in ([], [(torch.ops.aten.index.Tensor, True, [True] * len(indices))])
