@@ -18,9 +18,17 @@ from typing import Any
 
 from torch import nn
 
+from fxamp.errors import CaptureError
 from fxamp.runtime.shadow import shadow_of
 
-__all__ = ["EagerUse", "Onlooker"]
+__all__ = ["EagerUse", "Onlooker", "UsedOutsideError"]
+
+
+class UsedOutsideError(CaptureError):
+    """A program may not run, since eager code outside of its module uses weights that it casts."""
+
+    def __init__(self) -> None:
+        super().__init__("eager code outside of this module uses its weights too")
 
 
 class EagerUse:

@@ -7,6 +7,7 @@ from typing import Any
 
 from fxamp.capture.mirror import ChangedModelError
 from fxamp.errors import CaptureError
+from fxamp.runtime.eager_use import UsedOutsideError
 from fxamp.runtime.recapture import ALL_FAMILIES, family_of, is_limit
 
 __all__ = ["Failure", "Failures"]
@@ -20,16 +21,23 @@ class Failure:
         reason: For people.
         whole: Whether the module must run as it is, since Dynamo, which it uses, does not know shadows.
         passing: Whether another try may succeed: the call did to the model what a first call does.
+        shared: Whether there is a graph, which is not run beside eager code that uses its weights too.
     """
 
     reason: str
     whole: bool = False
     passing: bool = False
+    shared: bool = False
 
     @classmethod
     def of(cls, error: CaptureError) -> Failure:
         """What *error*, which a capture raised, says of calls like this one."""
-        return cls(str(error), _is_from_dynamo(error), isinstance(error, ChangedModelError))
+        return cls(
+            str(error),
+            whole=_is_from_dynamo(error),
+            passing=isinstance(error, ChangedModelError),
+            shared=isinstance(error, UsedOutsideError),
+        )
 
 
 class Failures(dict[Any, Failure]):

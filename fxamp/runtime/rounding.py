@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,12 +13,14 @@ from torch.fx import Graph, Node
 from fxamp.ir.blocks import is_source
 from fxamp.ir.modules import is_opaque
 from fxamp.passes.fold_weight_casts import FoldWeightCasts
+from fxamp.runtime.failures import Failure
 from fxamp.runtime.program import Program
+from fxamp.runtime.recapture import ALL_FAMILIES
 from fxamp.runtime.runner import Runner
 
 __all__ = ["Uses", "uses_in"]
 
-_GRAD, _TRAINING = 3, 6  # in a signature
+_GRAD, _TRAINING = 3, 6  # in a signature, and in its family
 
 
 @dataclass
@@ -58,25 +61,75 @@ def _strides_as(weight: torch.Tensor, dtype: torch.dtype) -> tuple[int, ...]:
 def uses_in(runners: Iterable[Runner]) -> Uses:
     """What the inference programs of *runners* do, and the eager code that runs around them."""
     uses = Uses()
-    for top in runners:
-        eager = {runner.path for runner in top.tree() if runner.failures}
-        for runner in top.tree():
-            for program in _inference_programs(runner):
-                uses.programs += _add_program(uses, program)
-            if runner.failures and isinstance(runner.function, nn.Module):
-                whole = any(failure.whole for failure in runner.failures.values()) or is_opaque(
-                    runner.function
-                )
-                uses.eager |= {id(weight) for weight in runner.function.parameters(recurse=whole)}
-        uses.eager |= top.used_by(eager)
+    tree = [runner for top in runners for runner in top.tree()]
+    for runner in tree:
+        for program in _inference_programs(runner):
+            uses.programs += _add_program(uses, program)
+    _add_eager_code(uses, tree)
     return uses
+
+
+def _add_eager_code(uses: Uses, tree: Iterable[Runner]) -> None:
+    """Add what the Python of those modules uses that run eagerly in a frozen module, too.
+
+    Not all do that run eagerly in a converted one.  A module that is kept from its program, since others use
+    the weights that it casts, runs it where these casts are folded; they are but for those of weights that
+    eager code uses.
+    """
+    failures = {runner: _failures_of_inference(runner) for runner in tree}
+    shared = [runner for runner, found in failures.items() if found]
+    eager = [runner for runner in shared if not all(failure.shared for failure in failures[runner])]
+    while eager:
+        for runner in eager:
+            uses.eager |= _used_by_python(runner, failures[runner])
+        shared = [runner for runner in shared if runner not in eager]
+        eager = [runner for runner in shared if _casts(runner) & uses.eager]
+    for runner in shared:
+        if not _has_programs(runner):  # which of them it only rounds is not known
+            uses.whole |= _used_by_python(runner, failures[runner])
+
+
+def _used_by_python(runner: Runner, failures: Iterable[Failure]) -> set[int]:
+    """The weights, by ``id``, that the Python of the module of *runner* uses."""
+    used = runner.used_by({runner.path})
+    if isinstance(runner.function, nn.Module):
+        whole = any(failure.whole for failure in failures) or is_opaque(runner.function)
+        used |= {id(weight) for weight in runner.function.parameters(recurse=whole)}
+    return used
+
+
+def _casts(runner: Runner) -> set[int]:
+    """The weights, by ``id``, that the programs of *runner* cast, or may cast if there is none."""
+    if _has_programs(runner):
+        return {weight for program in _inference_programs(runner) for weight in program.kept}
+    assert isinstance(runner.function, nn.Module), "eager code is outside of it, so it is part of a model"
+    return set(map(id, runner.function.parameters()))
+
+
+def _failures_of_inference(runner: Runner) -> list[Failure]:
+    """Why calls run eagerly that are not made in training mode."""
+    return [
+        failure
+        for key, failure in list(runner.failures.items())
+        if key is None or key == ALL_FAMILIES or not any(key[_TRAINING])
+    ]
+
+
+def _has_programs(runner: Runner) -> bool:
+    """Whether each kind of inference that is kept from its program has one."""
+    shared = [key for key, failure in list(runner.failures.items()) if failure.shared]
+    return all(key in runner.programs for key in shared if _is_of_inference(key))
 
 
 def _inference_programs(runner: Runner) -> Iterator[Program]:
     for key, programs in list(runner.programs.items()):
-        if not key[_GRAD] and not any(key[_TRAINING]):
+        if _is_of_inference(key):
             for program in programs:
                 yield from program.tree()
+
+
+def _is_of_inference(key: Any) -> bool:
+    return not key[_GRAD] and not any(key[_TRAINING])
 
 
 def _add_program(uses: Uses, program: Program) -> bool:

@@ -36,7 +36,7 @@ from fxamp.policy.scopes import PlacedPolicy, place
 from fxamp.runtime.build_program import build_program
 from fxamp.runtime.cast_scope import CastScope, keep_cast
 from fxamp.runtime.eager_region import region_of_eager_code, region_of_methods
-from fxamp.runtime.eager_use import EagerUse, Onlooker
+from fxamp.runtime.eager_use import EagerUse, Onlooker, UsedOutsideError
 from fxamp.runtime.failures import Failure, Failures
 from fxamp.runtime.findings import Findings
 from fxamp.runtime.options import Options
@@ -54,7 +54,6 @@ from fxamp.runtime.watch import ModuleWatch
 __all__ = ["Runner"]
 
 _MOST_BRANCHES = 32  # ways on from one segment
-_USED_OUTSIDE = "eager code outside of this module uses its weights too"
 _LEAF_SPEC: Spec = ("leaf",)
 _ONE_TENSOR: Spec = (tuple, ((tuple, (_LEAF_SPEC,)), (dict, ())))
 
@@ -211,16 +210,17 @@ class Runner:
         except CaptureError as error:
             walk.undo()
             result = self._run_eagerly(key, args, kwargs, region)
-            self._give_up(key, str(error))
+            self._give_up(key, Failure(str(error), shared=isinstance(error, UsedOutsideError)))
             return result
         if walk.explored and any(len(program.branches) > _MOST_BRANCHES for program in walk.path):
-            self._give_up(key, f"what the model reads from tensors took it more than {_MOST_BRANCHES} ways")
+            reason = f"what the model reads from tensors took it more than {_MOST_BRANCHES} ways"
+            self._give_up(key, Failure(reason))
         return result
 
-    def _give_up(self, key: Any, reason: str) -> None:
+    def _give_up(self, key: Any, failure: Failure) -> None:
         for program in self.programs.pop(key, ()):
             self._routes.pop(program, None)
-        self.failures[key] = Failure(reason)
+        self.failures[key] = failure
         self._latest = None
 
     def _walk(self, spec: Spec, leaves: list[torch.Tensor], region: Region, call: Any) -> Walk:
@@ -241,7 +241,7 @@ class Runner:
         keep = keep_cast if self.path or not alone else None
         program = self._program(captured, sizes, keep)
         if not alone and not self._use.is_inside(program.kept, self.path):
-            raise CaptureError(_USED_OUTSIDE)
+            raise UsedOutsideError
         return program
 
     def _program(self, captured: Captured, sizes: Sizes, keep: Callable[..., torch.Tensor] | None) -> Program:
@@ -256,7 +256,7 @@ class Runner:
         """Run by the module's own Python although there is a program: in a survey, or for good."""
         if self._use.is_inside(program.kept, self.path):
             return self._look_on(args, kwargs, region)
-        self.failures[key] = Failure(_USED_OUTSIDE)
+        self.failures[key] = Failure.of(UsedOutsideError())
         return self._run_eagerly(key, args, kwargs, region)
 
     def capture(self, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> None:

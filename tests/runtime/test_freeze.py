@@ -438,6 +438,106 @@ def test_an_eager_piece_keeps_its_weights_and_its_children_are_frozen(*, consume
     assert casts.shapes == [(3, 8), (8, 8)]  # the input, and the weight that eager code uses
 
 
+class _TiedBesideEagerCode(nn.Module):
+    """Counts its calls in Python; its head is tied to its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(30, 8), nn.Linear(8, 30)
+        self.head.weight = self.embed.weight
+        self.calls = 0
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        self.calls += 1
+        logits: Tensor = self.head(self.embed(tokens))
+        return logits
+
+
+class _Scales(nn.Module):
+    """Reads a value, and uses the weight of its child, which is that of *other*, in float32, too."""
+
+    def __init__(self, other: nn.Linear) -> None:
+        super().__init__()
+        self.f = nn.Linear(8, 8)
+        self.f.weight = other.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.f(x)
+        return y * self.f.weight.sum() if y.isfinite().all() else y
+
+
+class _TiedToAReader(nn.Module):
+    """Counts its calls in Python; two children share a weight, and one of them reads a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.f = nn.Linear(8, 8)
+        self.scales = _Scales(self.f)
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        result: Tensor = self.scales(self.f(x))
+        return result
+
+
+class _CountsInTraining(_Counts):
+    """Its Python runs eagerly in training only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.calls += 1
+        result: Tensor = functional.linear(self.body(x), self.own)
+        return result
+
+
+def _frozen(amp: Any, x: Tensor, *, called: bool) -> Any:
+    """*amp* frozen after calls, or with an example."""
+    if not called:
+        return fxamp.freeze(amp, (x,))
+    with torch.no_grad():
+        for _ in range(2):  # the first is a survey
+            amp(x)
+    return fxamp.freeze(amp)
+
+
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize(
+    ("model", "x", "given"),
+    [
+        (_TiedBesideEagerCode(), torch.tensor([[1, 2], [3, 0]]), (2, 2, 8)),
+        (_TiedToAReader(), torch.randn(4, 8), (4, 8)),
+    ],
+    ids=["tied", "reads"],
+)
+def test_a_weight_that_captured_children_of_an_eager_piece_share_is_not_cast(
+    model: nn.Module, x: Tensor, given: tuple[int, ...], *, called: bool
+) -> None:
+    amp = _convert(model.eval())
+    frozen = _frozen(amp, x, called=called)
+    assert not called or any("uses its weights too" in piece.reason for piece in amp.report().eager)
+    _assert_like_eager(model, frozen, x)
+    assert frozen.eager_modules == ("",)
+    with torch.no_grad(), Casts() as casts:
+        frozen(x)
+    assert casts.shapes == [given]  # what the first linear layer is given
+
+
+@pytest.mark.parametrize("called", [False, True])
+def test_what_runs_eagerly_in_training_only_is_frozen(*, called: bool) -> None:
+    model, x = _CountsInTraining(), torch.randn(3, 8)
+    amp = _convert(model)
+    amp(x).sum().backward()
+    assert amp.eager_modules == ("",)
+    model.eval()
+    frozen = _frozen(amp, x, called=called)
+    _assert_like_eager(model, frozen, x)
+    with torch.no_grad(), Casts() as casts:
+        frozen(x)
+    assert casts.shapes == [(3, 8)]
+    assert {value.dtype for value in frozen.state_dict().values()} == {BF16}
+
+
 def test_a_buffer_that_forward_replaces_is_read_anew() -> None:
     class Remembers(nn.Module):
         last: Tensor

@@ -80,3 +80,45 @@ def test_eager_code_uses_the_weights_of_its_module_and_not_those_of_captured_chi
     assert id(model.own) in uses.eager
     assert uses.low(model.own) is None
     assert uses.low(model.child.weight) is BF16
+
+
+class _Shares(nn.Module):
+    """Counts in Python, and uses its child's weight beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.child = nn.Linear(4, 4)
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        result: Tensor = self.child(x) + x @ self.child.weight
+        return result
+
+
+class _SharesAgain(_Shares):
+    """Has another child with a weight of the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Linear(4, 4)
+        self.other.bias = self.child.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.other(super().forward(x))
+        return result
+
+
+def test_a_child_that_shares_a_weight_with_eager_code_runs_eagerly_frozen_too_and_so_on() -> None:
+    model = _SharesAgain().eval()
+    amp = fxamp.convert(model, dtype=BF16)
+    with torch.no_grad():
+        for _ in range(2):
+            amp(torch.ones(2, 4))
+    uses = uses_in([amp._runner])
+    assert uses.eager == set(map(id, model.parameters()))
+    frozen = fxamp.freeze(amp)
+    with torch.no_grad():
+        for _ in range(2):
+            frozen(torch.ones(2, 4))
+    assert frozen.eager_modules == ("", "child", "other")
