@@ -12,7 +12,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -56,6 +56,29 @@ __all__ = ["Runner"]
 _MOST_BRANCHES = 32  # ways on from one segment
 _LEAF_SPEC: Spec = ("leaf",)
 _ONE_TENSOR: Spec = (tuple, ((tuple, (_LEAF_SPEC,)), (dict, ())))
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call.
+
+    Attributes:
+        key: Its signature.
+        leaves: The tensors of its arguments.
+        given: ``(args, kwargs)``.
+        region: What it runs in.
+    """
+
+    key: Any
+    leaves: list[torch.Tensor]
+    given: tuple[tuple[Any, ...], dict[str, Any]]
+    region: Region
+
+    @property
+    def spec(self) -> Spec:
+        """The structure of the arguments."""
+        spec: Spec = self.key[0]
+        return spec
 
 
 class Runner:
@@ -116,58 +139,50 @@ class Runner:
             and self._may_run(latest.program)
         ):
             tensors, held = latest.check()
+            program = latest.program
+            if tensors is not None and program.operator is None:
+                return program.run(list(args), tensors, (args, kwargs))
             if tensors is not None:
-                return self._serve(
-                    latest.program, list(args), tensors, latest.key, args, kwargs, region, held
-                )
+                call = _Call(latest.key, list(args), (args, kwargs), region)
+                return self._run_from(program, tensors, call, held)
         return self._call(args, kwargs, region)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
         self._latest = None
         try:
-            key, spec, leaves = self._sign(args, kwargs, region)
+            call = self._sign(args, kwargs, region)
         except CaptureError as error:
             self.failures[None] = Failure(str(error))
             return self._run_eagerly(None, args, kwargs, region)
-        program, tensors = self._find(key, leaves)
+        program, tensors = self._find(call)
         if program is None:
-            return self._first_call(key, spec, leaves, args, kwargs, region)
+            return self._first_call(call)
         if not self._may_run(program):
-            return self._run_beside(program, key, args, kwargs, region)
+            return self._run_beside(program, call)
         self.last = program
         if not kwargs and are_plain(args):
-            self._latest = Latest(args, region, self._watch, program, key, self._routes_of(program))
-        return self._serve(program, leaves, tensors, key, args, kwargs, region)
-
-    def _serve(
-        self,
-        program: Program,
-        leaves: list[torch.Tensor],
-        tensors: Any,
-        key: Any,
-        args: Any,
-        kwargs: Any,
-        region: Region,
-        held: Route | None = None,
-    ) -> Any:
-        """The result of a call with the signature *key*, which is, or begins with, *program*."""
+            self._latest = Latest(args, region, self._watch, program, call.key, self._routes_of(program))
         if program.operator is None:
-            return program.run(leaves, tensors, (args, kwargs))
+            return program.run(call.leaves, tensors, call.given)
+        return self._run_from(program, tensors, call, None)
+
+    def _run_from(self, program: Program, tensors: Any, call: _Call, held: Route | None) -> Any:
+        """The result of a call that begins with *program*: on its route as far as that goes."""
         routes = self._routes_of(program)
         assert routes is not None
         route = routes.current
         with CastScope():
             left = None
             if route is not None:
-                left = route.run(leaves, tensors, (args, kwargs), held=held is route)
+                left = route.run(call.leaves, tensors, call.given, held=held is route)
                 if not isinstance(left, Left):
                     routes.misses = 0
                     return left
-            walk = self._walk(key[0], leaves, region, (args, kwargs))
-            run = (lambda: walk.run(program, tensors)) if left is None else (lambda: walk.go_on(left))
-            result = self._run_segments(walk, run, key, args, kwargs, region)
+            walk = self._walk(call)
+            go = (lambda: walk.run(program, tensors)) if left is None else (lambda: walk.go_on(left))
+            result = self._run_segments(walk, go, call)
         if not walk.explored:
-            routes.follow(walk.path, len(leaves))
+            routes.follow(walk.path, len(call.leaves))
         return result
 
     def _routes_of(self, program: Program) -> Routes | None:
@@ -176,45 +191,42 @@ class Runner:
             return None
         return self._routes.get(program) or self._routes.setdefault(program, Routes())
 
-    def _first_call(
-        self, key: Any, spec: Spec, leaves: list[torch.Tensor], args: Any, kwargs: Any, region: Region
-    ) -> Any:
+    def _first_call(self, call: _Call) -> Any:
         """Capture the call, and run it: its last segment if the others had to be run to capture it."""
+        key = call.key
         looking_on = bool(self.path) and self._use.surveying
-        walk = None if looking_on else self._walk(spec, leaves, region, (args, kwargs))
+        walk = None if looking_on else self._walk(call)
         known = self.failures.has(key)
         with CastScope(), self._overrides_checked(key):
-            program = self._capture(key, spec, leaves, region, walk)
+            program = self._capture(call, walk)
             if program is not None and not (walk is not None and walk.begun):
                 self._check_overrides()  # before anything runs
             if program is None and looking_on and not self.failures.has(key):
-                return self._look_on(args, kwargs, region)
+                return self._look_on(*call.given, call.region)
             if program is None:
                 try:
-                    return self._run_eagerly(self.failures.scope_of(key), args, kwargs, region)
+                    return self._run_eagerly(self.failures.scope_of(key), *call.given, call.region)
                 except Exception:
                     if not known:  # it may be the call that is at fault, not the model
                         self.failures.pop(key, None)
                     raise
             if walk is not None and walk.begun:
-                return self._run_segments(walk, lambda: walk.finish(program), key, args, kwargs, region)
-        return self._call(args, kwargs, region)
+                return self._run_segments(walk, lambda: walk.finish(program), call)
+        return self._call(*call.given, call.region)
 
-    def _run_segments(
-        self, walk: Walk, run: Callable[[], Any], key: Any, args: Any, kwargs: Any, region: Region
-    ) -> Any:
+    def _run_segments(self, walk: Walk, go: Callable[[], Any], call: _Call) -> Any:
         """Run a call that reads values; if it takes a way that cannot be captured, begin again eagerly."""
         try:
             with CastScope():
-                result = run()
+                result = go()
         except CaptureError as error:
             walk.undo()
-            result = self._run_eagerly(key, args, kwargs, region)
-            self._give_up(key, Failure(str(error), shared=isinstance(error, UsedOutsideError)))
+            result = self._run_eagerly(call.key, *call.given, call.region)
+            self._give_up(call.key, Failure(str(error), shared=isinstance(error, UsedOutsideError)))
             return result
         if walk.explored and any(len(program.branches) > _MOST_BRANCHES for program in walk.path):
             reason = f"what the model reads from tensors took it more than {_MOST_BRANCHES} ways"
-            self._give_up(key, Failure(reason))
+            self._give_up(call.key, Failure(reason))
         return result
 
     def _give_up(self, key: Any, failure: Failure) -> None:
@@ -223,15 +235,15 @@ class Runner:
         self.failures[key] = failure
         self._latest = None
 
-    def _walk(self, spec: Spec, leaves: list[torch.Tensor], region: Region, call: Any) -> Walk:
+    def _walk(self, call: _Call) -> Walk:
         def record(walk: Walk, sizes: Sizes) -> Captured:
-            return self._record(self._recording(spec, leaves, region), sizes, walk)
+            return self._record(self._recording(call), sizes, walk)
 
-        return Walk(leaves, call, self._build, record)
+        return Walk(call.leaves, call.given, self._build, record)
 
-    def _recording(self, spec: Spec, leaves: list[torch.Tensor], region: Region) -> Recording:
+    def _recording(self, call: _Call) -> Recording:
         shapes = None if self.path else self.options.dynamic_shapes  # said of the model's arguments
-        return Recording(self.function, spec, leaves, region, shapes, self.options.whole_loops)
+        return Recording(self.function, call.spec, call.leaves, call.region, shapes, self.options.whole_loops)
 
     def _record(self, recording: Recording, sizes: Sizes, walk: Walk | None) -> Captured:
         with self._lock:
@@ -250,56 +262,54 @@ class Runner:
     def _may_run(self, program: Program) -> bool:
         return not self.path or (not self._use.surveying and self._use.is_inside(program.kept, self.path))
 
-    def _run_beside(
-        self, program: Program, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region
-    ) -> Any:
+    def _run_beside(self, program: Program, call: _Call) -> Any:
         """Run by the module's own Python although there is a program: in a survey, or for good."""
         if self._use.is_inside(program.kept, self.path):
-            return self._look_on(args, kwargs, region)
-        self.failures[key] = Failure.of(UsedOutsideError())
-        return self._run_eagerly(key, args, kwargs, region)
+            return self._look_on(*call.given, call.region)
+        self.failures[call.key] = Failure.of(UsedOutsideError())
+        return self._run_eagerly(call.key, *call.given, call.region)
 
     def capture(self, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> None:
         """Capture the program for a call, if there is none yet, and do not run it."""
         self._latest = None
         try:
-            key, spec, leaves = self._sign(args, kwargs, region)
+            call = self._sign(args, kwargs, region)
         except CaptureError as error:
             self.failures[None] = Failure(str(error))
             return
-        program, _ = self._find(key, leaves)
-        with self._overrides_checked(key):
-            self.last = program or self._capture(key, spec, leaves, region, None)
-        if self.last is None and any(leaf.is_meta for leaf in leaves):
-            reason = self.failures[key].reason if key in self.failures else "the call reads values of tensors"
+        program, _ = self._find(call)
+        with self._overrides_checked(call.key):
+            self.last = program or self._capture(call, None)
+        if self.last is None and any(leaf.is_meta for leaf in call.leaves):
+            known = self.failures.get(call.key)
+            reason = known.reason if known is not None else "the call reads values of tensors"
             raise CaptureError(f"{reason}, and a tensor on the meta device has no values")
 
-    def _sign(self, args: Any, kwargs: Any, region: Region) -> tuple[Any, Spec, list[torch.Tensor]]:
+    def _sign(self, args: Any, kwargs: Any, region: Region) -> _Call:
         if self._watch is not None and not self._watch.intact():
             self.forget()
         if len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor):
             spec, leaves = _ONE_TENSOR, [args[0]]
         else:
             spec, leaves = flatten((args, kwargs))
-        return signature(spec, leaves, region, self._watch), spec, leaves
+        return _Call(signature(spec, leaves, region, self._watch), leaves, (args, kwargs), region)
 
-    def _find(self, key: Any, leaves: list[torch.Tensor]) -> tuple[Program | None, Any]:
-        for program in self.programs.get(key, ()):
-            if program.guard.holds(leaves):
+    def _find(self, call: _Call) -> tuple[Program | None, Any]:
+        for program in self.programs.get(call.key, ()):
+            if program.guard.holds(call.leaves):
                 tensors = program.tensors()
                 if tensors is not None:
                     return program, tensors
         return None, None
 
-    def _capture(
-        self, key: Any, spec: Spec, leaves: list[torch.Tensor], region: Region, walk: Walk | None
-    ) -> Program | None:
+    def _capture(self, call: _Call, walk: Walk | None) -> Program | None:
         """The program for a call: the one that there is now, or a new one, or none.
 
         With *walk* the call may have begun; then the program is the last of the call's.
         """
+        key, leaves = call.key, call.leaves
         with self._lock:
-            program, _ = self._find(key, leaves)  # another thread may have been faster
+            program, _ = self._find(call)  # another thread may have been faster
             if program is not None:
                 return program
             self.failures.forgive(key)
@@ -310,7 +320,7 @@ class Runner:
                 self._refuse_hooks()
                 sizes = self._sizes(key, leaves)
                 if walk is None:
-                    captured = self._record(self._recording(spec, leaves, region), sizes, None)
+                    captured = self._record(self._recording(call), sizes, None)
                     program = self._build(captured, sizes, alone=True)
                 else:
                     program = walk.explore(sizes)
