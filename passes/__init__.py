@@ -9,13 +9,14 @@
  6    ``insert-casts``        rewrite: the casts are written, in eager's places
  7    ``keep-reentrant``      rewrite: kernels that consult autocast themselves run in a real region
  8    ``fold-noop-casts``     clean-up: casts that change nothing go
- 9    ``place-casts``         clean-up: casts move through movement to where they cost least
-10    ``join-slice-casts``    clean-up: casts of slices that lie apart become one
-11    ``fold-cast-chains``    clean-up: casts of casts that lost nothing become one, or none
-12    ``remove-sandwiches``   clean-up: casts around an operator that rounds as they do go
-13    ``share-casts``         clean-up: a value has one cast to a dtype
-14    ``remove-dead-code``    clean-up: nodes that nobody reads go
-15    ``verify``              check: every dtype is the one recorded under eager autocast
+ 9    ``fold-noop-movement``  clean-up: slices and expansions that take all of a value go
+10    ``place-casts``         clean-up: casts move through movement to where they cost least
+11    ``join-slice-casts``    clean-up: casts of slices that lie apart become one
+12    ``fold-cast-chains``    clean-up: casts of casts that lost nothing become one, or none
+13    ``remove-sandwiches``   clean-up: casts around an operator that rounds as they do go
+14    ``share-casts``         clean-up: a value has one cast to a dtype
+15    ``remove-dead-code``    clean-up: nodes that nobody reads go
+16    ``verify``              check: every dtype is the one recorded under eager autocast
 ====  ======================  ===========================================================================
 
 The programs of a frozen module go through two more.  ``fold-weight-casts``: they read rounded weights.
@@ -26,7 +27,7 @@ A wrong cast is a wrong row in ``fxamp/policy`` (which rule), or a fault in 2 (a
 ``base.py``; the list itself: ``pipeline.py``.  Passes speak through ``node.meta``: capture writes ``fact``
 (dtype, shape, device, gradient), 1 ``region`` and ``grad``, 4-5 ``decision``, 6 ``inserted`` and ``kept``.
 What a clean-up may do is its level (``clean_up.py``): training-exact where gradients are recorded, else
-inference-exact; 9-13 leave a trace of each cast that they move or drop (``fxamp/ir/edits.py``).
+inference-exact; 10-14 leave a trace of each cast that they move or drop (``fxamp/ir/edits.py``).
 Capture comes before (``fxamp/capture``), flat code and running after (``fxamp/runtime``).
 """
 

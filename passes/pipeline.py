@@ -14,6 +14,7 @@ from fxamp.passes.expand_composites import ExpandComposites
 from fxamp.passes.flatten_regions import FlattenRegions
 from fxamp.passes.fold_cast_chains import FoldCastChains
 from fxamp.passes.fold_noop_casts import FoldNoopCasts
+from fxamp.passes.fold_noop_movement import FoldNoopMovement
 from fxamp.passes.insert_casts import InsertCasts
 from fxamp.passes.join_slice_casts import JoinSliceCasts
 from fxamp.passes.keep_reentrant import KeepReentrant
@@ -43,6 +44,7 @@ def build_pipeline(captured: Captured, policy: Policy) -> tuple[Pass, ...]:
         InsertCasts(policy),
         KeepReentrant(captured.placed),
         FoldNoopCasts(),
+        FoldNoopMovement(level),
         PlaceCasts(level),
         JoinSliceCasts(level),
         FoldCastChains(level),

@@ -45,6 +45,15 @@ WRITES_UNSAID = frozenset(
     }
 )
 
+# They draw random numbers only where this argument is true.
+_SWITCHES = {
+    "aten::dropout": "train",
+    "aten::feature_dropout": "train",
+    "aten::alpha_dropout": "train",
+    "aten::feature_alpha_dropout": "train",
+    "aten::rrelu": "training",
+}
+
 
 def operator_name(target: object) -> str:
     """``aten::conv2d.padding`` for an operator, the plain name for anything else."""
@@ -80,9 +89,19 @@ def is_impure(node: Node) -> bool:
     if node.op != "call_function":
         return False
     if isinstance(node.target, OpOverload):
-        return is_inplace(node.target) or _is_random(node.target) or node.target.name() in WRITES_UNSAID
+        return is_inplace(node.target) or _draws(node) or node.target.name() in WRITES_UNSAID
     module = getattr(node.target, "__module__", "")
     return node.target is not operator.getitem and module not in ("_operator", "math", "torch")
+
+
+def _draws(node: Node) -> bool:
+    """Whether a call draws random numbers: dropout that is off gives its argument back."""
+    assert isinstance(node.target, OpOverload)
+    if not _is_random(node.target):
+        return False
+    given = {argument.name: value for argument, value in arguments_in_order(node)}
+    switch = _SWITCHES.get(node.target.name())
+    return switch is None or not (given.get(switch) is False or given.get("p") in (0, 0.0))
 
 
 def is_to_dtype(node: Node) -> bool:

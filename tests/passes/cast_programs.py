@@ -128,6 +128,23 @@ def _columns_apart(m: Model, a: Tensor, *, write: bool) -> Tensor:
     return torch.cat([first, *(m.second(pieces[index]) for index in (1, 2, 1))])
 
 
+def _whole_uses(a: Tensor) -> Tensor:
+    whole = a[:]
+    return whole * 1.1 + whole * 0.3 + a * 0.9
+
+
+def _whole_written(a: Tensor) -> Tensor:
+    if not a.requires_grad:
+        a[:].mul_(1.5)
+    return a.detach()[:, :].mul_(0.5)
+
+
+def _whole_reshaped(a: Tensor) -> Tensor:
+    whole = a[:]
+    a.unsqueeze_(0)
+    return whole.sum(0) + a
+
+
 _DOUBLED = torch.tensor([0, 3, 3, 1, 7, 0, 2, 5])
 
 # fmt: off
@@ -165,6 +182,11 @@ OPERATORS: Mapping[str, Callable[[Model, Tensor, Tensor], Tensor]] = MappingProx
     "filled_high": lambda m, a, b: a.float().masked_fill(b > 0, 0.1)[2:4] * 1.5,
     "padded": lambda m, a, b: F.pad(a.detach()[:, 1:], (0, 1), value=0.1),
     "lower_left": lambda m, a, b: a.tril(),
+    "whole": lambda m, a, b: (a * 0.7)[:, :32],
+    "whole_twice": lambda m, a, b: (a * 0.7)[:8].expand(8, -1).detach() * 3,
+    "whole_uses": lambda m, a, b: _whole_uses(a * 0.7),
+    "whole_written": lambda m, a, b: _whole_written(a * 0.7),
+    "whole_reshaped": lambda m, a, b: _whole_reshaped(a * 0.7),
     # what casts
     "linear": lambda m, a, b: m.first(a.float()),
     "linear_twice": lambda m, a, b: m.first(a.float()) + m.second(a.float()),

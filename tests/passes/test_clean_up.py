@@ -21,6 +21,7 @@ from fxamp.ir.memory import Memory
 from fxamp.passes.base import Pass
 from fxamp.passes.clean_up import CleanUp, Level, level_for
 from fxamp.passes.fold_cast_chains import FoldCastChains
+from fxamp.passes.fold_noop_movement import FoldNoopMovement
 from fxamp.passes.join_slice_casts import JoinSliceCasts
 from fxamp.passes.place_casts import PlaceCasts
 from fxamp.passes.remove_sandwiches import RemoveSandwiches
@@ -30,7 +31,7 @@ from tests.passes.checks import captured, prepared
 
 _CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large]
 _EXAMPLES = int(os.environ.get("FXAMP_EXAMPLES", "1000"))
-PASSES = (ShareCasts, FoldCastChains, PlaceCasts, JoinSliceCasts, RemoveSandwiches)
+PASSES = (FoldNoopMovement, ShareCasts, FoldCastChains, PlaceCasts, JoinSliceCasts, RemoveSandwiches)
 
 
 def only(kind: type[CleanUp]) -> Callable[[CleanUp], Pass | None]:
@@ -150,6 +151,16 @@ class _PlaceThoughFilled(PlaceCasts):
         return True
 
 
+class _MovementThoughGradients(FoldNoopMovement):
+    def may_touch(self, *nodes: Node) -> bool:
+        return True
+
+
+class _MovementThoughReshaped(FoldNoopMovement):
+    def keeps_shapes(self, graph: Graph) -> bool:
+        return True
+
+
 class _RemoveThoughDifferent(RemoveSandwiches):
     def rounds_alike(self, middle: Node, last: Node) -> bool:
         return True
@@ -179,6 +190,8 @@ _MUTANTS = (
     Mutant(_PlaceThoughGradients, "gather row_by_row index_select to_bf16 to_f32 linear add", ("grad",)),
     Mutant(_PlaceThoughFilled, "filled_high to_bf16 scaled"),
     Mutant(_JoinThoughWritten, "columns_between column_by_column"),
+    Mutant(_MovementThoughGradients, "whole_uses linear", ("grad",)),
+    Mutant(_MovementThoughReshaped, "whole_reshaped add"),
     Mutant(_RemoveThoughDifferent, "to_bf16 gelu_high plus_tenth_high"),
     Mutant(_RemoveThoughWritten, "to_bf16 silu_late"),
 )

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from textwrap import dedent
+
+import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
+from torch.fx import Graph
 
+from fxamp.ir.operators import is_impure
 from fxamp.ir.regions import Region
+from fxamp.ir.text import show
 from fxamp.passes.remove_dead_code import RemoveDeadCode
-from tests.passes.checks import check
+from tests.passes.checks import captured, check, prepared
 
 
 def test_dead_operators_go_with_what_only_they_read() -> None:
@@ -49,6 +55,37 @@ def test_dead_random_operators_stay_since_they_move_the_random_state_on() -> Non
         return x
 
     check(RemoveDeadCode, program, torch.ones(4), before=text, after=text)
+
+
+def test_dropout_that_is_off_gives_its_argument_and_goes() -> None:
+    def program(x: Tensor) -> Tensor:
+        h = F.dropout(F.alpha_dropout(F.feature_alpha_dropout(x, training=False), training=False), p=0.0)
+        return F.dropout(h, training=False) * 2
+
+    dead = "%dropout" in show(captured(program, torch.ones(1, 4)).graph)
+    assert dead, "the calls are in the graph, and nothing reads them"
+    after = """
+        %x: f32[1, 4] = input
+        %mul: f32[1, 4] = mul(%x, 2)
+        return [%mul]
+    """
+    module = prepared(RemoveDeadCode, program, torch.ones(1, 4)).module
+    RemoveDeadCode()(module)
+    assert show(module.graph) == dedent(after).strip()
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5])
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("name", ["dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"])
+def test_dropout_is_called_pure_where_it_draws_nothing(name: str, train: bool, p: float) -> None:
+    x = torch.ones(2, 3, 4, 4)
+    function = getattr(torch.ops.aten, name).default
+    before = torch.get_rng_state()
+    same = function(x, p, train) is x
+    draws = not torch.equal(torch.get_rng_state(), before)
+    graph = Graph()
+    node = graph.call_function(function, (graph.placeholder("x"), p, train))
+    assert is_impure(node) == draws == (not same)
 
 
 def test_writes_and_changes_of_the_gradient_mode_stay() -> None:
