@@ -40,6 +40,8 @@ def build_program(
     sizes: Sizes,
     keep_cast: Callable[..., torch.Tensor] | None = None,
     weights: FrozenWeights | None = None,
+    *,
+    alone: bool = True,
 ) -> Program:
     """Rewrite *captured* under *policy* and lower it.
 
@@ -50,6 +52,7 @@ def build_program(
         sizes: Which sizes were symbolic.
         keep_cast: See :func:`~fxamp.runtime.lower.lower`.
         weights: Those of a frozen module, which are not cast.
+        alone: Whether the segment is all of its call; else it may take what it is given for its own.
 
     Raises:
         FrozenError: The program needs float32 values that the frozen module does not have.
@@ -62,7 +65,7 @@ def build_program(
     module, sources = graph.module, graph.sources
     slots = _slots(module.graph, sources, root)
     keeps = keep if captured.blocks else keep_cast
-    code = lower(module.graph, keeps)
+    code = lower(module.graph, keeps, consumes=not alone)
     packed = None if weights is None else weights.packed_code(module.graph, sources, keeps, code)
     operator = _operator(captured, root)
     watch = TensorWatch(slots, root) if weights is None else weights.watch(module.graph, sources, slots, root)

@@ -59,8 +59,11 @@ class FrozenRunner(Runner):
     def _below(self, child: nn.Module, path: str) -> Runner:
         return FrozenRunner(child, path, self.options, self._weights, self)
 
-    def _program(self, captured: Captured, sizes: Sizes, keep: Callable[..., torch.Tensor] | None) -> Program:
-        return build_program(captured, self.function, self.options.policy, sizes, keep, self._weights)
+    def _program(
+        self, captured: Captured, sizes: Sizes, keep: Callable[..., torch.Tensor] | None, *, alone: bool
+    ) -> Program:
+        policy = self.options.policy
+        return build_program(captured, self.function, policy, sizes, keep, self._weights, alone=alone)
 
     def _run_eagerly(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any], region: Region) -> Any:
         self._weights.expect_eager_code()

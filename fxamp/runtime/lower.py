@@ -50,16 +50,20 @@ class FlatCode:
         text: The source, for people.
         run: ``run(inputs, tensors)`` gives the outputs as a tuple; *tensors* in the order of the graph's
             ``get_attr`` nodes.
+        consumes: Whether it empties the list of inputs.
     """
 
     text: str
     run: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], tuple[Any, ...]]
+    consumes: bool = False
 
 
 def lower(
     graph: Graph,
     keep_cast: Callable[..., torch.Tensor] | None = None,
     calls: Mapping[Node, Callable[..., Any]] = MappingProxyType({}),
+    *,
+    consumes: bool = False,
 ) -> FlatCode:
     """Write *graph* as flat code.
 
@@ -68,13 +72,14 @@ def lower(
         keep_cast: Called as ``keep_cast(tensor, dtype)`` for the casts that eager keeps for the length of a
             region; used where several programs run inside one region and share those casts.
         calls: What is called for some nodes instead of their operators, with the same arguments.
+        consumes: Whether the list of inputs is emptied, so that nobody but the code holds them.
     """
-    writer = _Writer(graph, keep_cast, calls)
+    writer = _Writer(graph, keep_cast, calls, consumes)
     text = writer.write()
     scope = dict(writer.scope)
     scope[ORIGINS] = writer.origins
     exec(compile(text, FLAT_CODE, "exec"), scope)
-    return FlatCode(text, scope["run"])
+    return FlatCode(text, scope["run"], consumes)
 
 
 @dataclass
@@ -82,6 +87,7 @@ class _Writer:
     graph: Graph
     keep_cast: Callable[..., torch.Tensor] | None
     calls: Mapping[Node, Callable[..., Any]]
+    consumes: bool
     scope: dict[str, Any] = field(default_factory=dict)
     names: dict[Node, str] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
@@ -109,6 +115,7 @@ class _Writer:
                 self.lines.append(f"del {', '.join(dead)}")
         arguments = ((inputs, "inputs"), (tensors, "tensors"))
         head = [f"{_tuple(names)} = {source}" for names, source in arguments if names]
+        head += ["inputs.clear()"] if self.consumes and inputs else []
         body = self._body()
         before = 2 + len(head) + (0 if body is self.lines else 2)  # lines are counted from 1
         self.origins = {

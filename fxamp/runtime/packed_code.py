@@ -72,7 +72,8 @@ class PackedCode:
         linears: Mapping[Node, PackedLinear],
     ) -> None:
         self._plain = plain
-        self._code = lower(graph, keep_cast, {node: _Place(linear) for node, linear in linears.items()})
+        places = {node: _Place(linear) for node, linear in linears.items()}
+        self._code = lower(graph, keep_cast, places, consumes=plain.consumes)
         scope = self._code.run.__globals__
         self._linears = {name: value.linear for name, value in scope.items() if isinstance(value, _Place)}
         where = sizes_of_inputs(graph)
@@ -111,7 +112,8 @@ class PackedCode:
     def _with(self, calls: Mapping[str, Callable[..., Any]]) -> FlatCode:
         run = self._code.run
         assert isinstance(run, FunctionType)
-        return FlatCode(self._code.text, FunctionType(run.__code__, {**run.__globals__, **calls}, "run"))
+        run = FunctionType(run.__code__, {**run.__globals__, **calls}, "run")
+        return FlatCode(self._code.text, run, self._code.consumes)
 
     def forget(self) -> None:
         """Put all calls on trial again: a weight was written to."""

@@ -8,7 +8,7 @@ walk goes on from there with everything computed so far; so no operator is ever 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -143,7 +143,9 @@ class _Writer:
             self._add_segment(index)
             self._add_way_on(index, key)
         last = self._call("last", "", self._path[-1].run)
-        self._add(f"return {last}({self._gather(self._path[-1].inputs)}, t, call)")
+        self._add(f"given = {self._gather(self._path[-1].inputs)}")
+        self._drop(range(len(self._values)))
+        self._add(f"return {last}(given, t, call)")
         return "".join(["def run(x, t, call, held):\n", *(f"    {line}\n" for line in self._lines if line)])
 
     def _add(self, line: str) -> None:
@@ -152,7 +154,7 @@ class _Writer:
     def _add_segment(self, index: int) -> None:
         program = self._path[index]
         assert program.operator is not None
-        given = self._gather(program.inputs)
+        self._add(f"given = {self._gather(program.inputs)}")
         if any(program.written):
             inputs, tensors = program.written
             written = [self._name(program.inputs[each]) for each in inputs] + [f"t[{i}]" for i in tensors]
@@ -160,18 +162,24 @@ class _Writer:
         outputs = [f"v{len(self._values) + offset}" for offset in range(_count(program))]
         code = program.code.run if program.packed is None else program.outputs
         run = self._call("segment", index, code)
-        self._add(f"{_tuple(outputs)} = {run}({given}, t)" if outputs else f"{run}({given}, t)")
+        self._drop(each for each in program.dropped if each < len(self._values))
+        self._add(f"{_tuple(outputs)} = {run}(given, t)" if outputs else f"{run}(given, t)")
         self._values += outputs
-        for dropped in program.dropped:
-            if self._values[dropped] != "None":
-                self._add(f"del {self._values[dropped]}")
-            self._values[dropped] = "None"
+        self._drop(program.dropped)
         operator = program.operator
         read = (
             f"{self._call('tensors', f'of_operator{index}', operator.tensors)}()" if operator.reads else "()"
         )
         run = self._call("operator", index, operator.code.run)
         self._add(f"a{index} = {run}({self._gather(operator.inputs)}, {read})[0]")
+
+    def _drop(self, values: Iterable[int]) -> None:
+        """Nothing needs these any more; who runs the code next is given the only reference."""
+        names = [(index, self._values[index]) for index in values if self._values[index] != "None"]
+        if names:
+            self._add(f"del {', '.join(name for _, name in names)}")
+        for index, _ in names:
+            self._values[index] = "None"
 
     def _add_way_on(self, index: int, key: Any) -> None:
         spec, kinds = key

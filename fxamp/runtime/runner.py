@@ -251,13 +251,15 @@ class Runner:
 
     def _build(self, captured: Captured, sizes: Sizes, *, alone: bool) -> Program:
         keep = keep_cast if self.path or not alone else None
-        program = self._program(captured, sizes, keep)
+        program = self._program(captured, sizes, keep, alone=alone)
         if not alone and not self._use.is_inside(program.kept, self.path):
             raise UsedOutsideError
         return program
 
-    def _program(self, captured: Captured, sizes: Sizes, keep: Callable[..., torch.Tensor] | None) -> Program:
-        return build_program(captured, self.function, self.options.policy, sizes, keep)
+    def _program(
+        self, captured: Captured, sizes: Sizes, keep: Callable[..., torch.Tensor] | None, *, alone: bool
+    ) -> Program:
+        return build_program(captured, self.function, self.options.policy, sizes, keep, alone=alone)
 
     def _may_run(self, program: Program) -> bool:
         return not self.path or (not self._use.surveying and self._use.is_inside(program.kept, self.path))

@@ -134,8 +134,11 @@ class Walk:
         self._started = True  # even if it does not come to its end
         for source, indices in zip((values, tensors), program.written, strict=True):
             self._undo.save(source[index] for index in indices)
+        first = len(self._values)
+        for index in program.dropped:
+            if index < first:
+                self._values[index] = None
         self._values += program.outputs(values, tensors)
-        del values
         for index in program.dropped:
             self._values[index] = None
         spec, results = flatten_results(program.operator.run(self._gather(program.operator.inputs)))

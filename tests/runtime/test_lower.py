@@ -186,3 +186,15 @@ def test_pythons_indexing_reaches_the_operator_with_the_same_indices(
     with enable_python_dispatcher(), RecordingMode(stop), pytest.raises((KeyError, IndexError)):
         x[tuple(indices)]
     assert reached in ([], [(torch.ops.aten.index.Tensor, True, [True] * len(indices))])
+
+
+def test_code_that_consumes_its_inputs_holds_no_value_after_its_last_use() -> None:
+    ready = prepared(Verify, lambda x: x.exp() + 1, torch.ones(2))
+    code = lower(ready.module.graph, consumes=True)
+    given = [torch.ones(2)]
+    alive = weakref.ref(given[0])
+    (found,) = code.run(given, [])
+    assert "inputs.clear()" in code.text
+    assert given == []
+    assert alive() is None
+    assert torch.equal(found, torch.ones(2).exp() + 1)

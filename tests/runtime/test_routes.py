@@ -21,6 +21,7 @@ import fxamp
 from fxamp.runtime import runner as runner_module
 from fxamp.runtime.route import Route
 from fxamp.runtime.walk import Walk
+from tests.live_bytes import LiveBytes
 from tests.models import autocast, equal
 
 _WIDTH = 8
@@ -320,7 +321,41 @@ def test_the_text_of_a_route_is_its_segments_and_the_tests_between_them() -> Non
     (route,) = pair.routes
     lines = [line.strip() for line in route.text.splitlines()]
     assert lines[0] == "def run(x, t, call, held):"
-    assert [line.split(" = ")[1] for line in lines if "segment0(" in line] == ["segment0([v0], t)"]
+    assert lines[lines.index("given = [v0]") :][1:4] == [
+        "undo.save((t[6],))",
+        "(v1, v2, v3) = segment0(given, t)",
+        "a0 = operator0([v3], ())[0]",
+    ]
     assert "if not (type(v4) is bool): return left(0, [v0, v1, v2, v3], n, undo, a0)" in lines
-    assert lines[-1].startswith("return last([")
+    assert lines[-3:] == ["given = [v1]", "del v0, v1, v2, v3, v4", "return last(given, t, call)"]
     assert not any("undo.save" in line and "t[2]" in line for line in lines)  # statistics that are only read
+
+
+@torch.no_grad()
+def test_a_model_that_reads_values_holds_no_more_memory_than_under_eager_autocast() -> None:
+    class Checks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(*(nn.Linear(_WIDTH, _WIDTH) for _ in range(4)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = x * 2
+            if h.sum() > -1e9:
+                h = h + 1
+            for layer in self.layers:
+                h = layer(h).float().relu()
+            return h
+
+    def peak(call: Callable[[Tensor], Tensor], x: Tensor) -> int:
+        with LiveBytes() as live:
+            call(x)
+        bytes_at_most: int = live.peak
+        return bytes_at_most
+
+    pair, x = Pair(Checks(), frozen=True), torch.randn(512, _WIDTH)
+    for _ in range(3):
+        pair.call(x)
+    assert pair.routes
+    found = peak(pair.called, x)
+    with autocast(_LOW):
+        assert found <= peak(pair.theirs, x)
