@@ -27,7 +27,8 @@ A wrong cast is a wrong row in ``fxamp/policy`` (which rule), or a fault in 2 (a
 ``base.py``; the list itself: ``pipeline.py``.  Passes speak through ``node.meta``: capture writes ``fact``
 (dtype, shape, device, gradient), 1 ``region`` and ``grad``, 4-5 ``decision``, 6 ``inserted`` and ``kept``.
 What a clean-up may do is its level (``clean_up.py``): training-exact where gradients are recorded, else
-inference-exact; 10-14 leave a trace of each cast that they move or drop (``fxamp/ir/edits.py``).
+inference-exact; 10-14 leave a trace of each cast that they move or drop (``fxamp/ir/edits.py``).  12 runs
+before 10, too, which would part some chains.
 Capture comes before (``fxamp/capture``), flat code and running after (``fxamp/runtime``).
 """
 

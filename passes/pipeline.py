@@ -45,6 +45,7 @@ def build_pipeline(captured: Captured, policy: Policy) -> tuple[Pass, ...]:
         KeepReentrant(captured.placed),
         FoldNoopCasts(),
         FoldNoopMovement(level),
+        FoldCastChains(level),  # a pair that the next pass would part
         PlaceCasts(level),
         JoinSliceCasts(level),
         FoldCastChains(level),

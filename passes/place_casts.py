@@ -31,6 +31,7 @@ from fxamp.passes.placements import Placement, Prices, cheapest, price_of_presen
 
 __all__ = ["PlaceCasts"]
 
+_MOST_ROUNDS = 8  # each makes a region cheaper; two do for nearly all graphs
 _OF_THE_CALL = ("val", "number", "decision", "carried_out")
 
 
@@ -47,6 +48,13 @@ class PlaceCasts(CleanUp):
     prices: Prices = field(default_factory=Prices)
 
     def run(self, graph: Graph) -> bool:
+        rounds = 0
+        while rounds < _MOST_ROUNDS and self._improve(graph):
+            rounds += 1
+        return rounds > 0
+
+    def _improve(self, graph: Graph) -> bool:
+        """Place the casts of each pair of dtypes; what that gives room to may be cheaper elsewhere now."""
         casts = [node for node in graph.nodes if is_plain_cast(node) and is_beside_movement(node)]
         pairs = dict.fromkeys((cast.args[0].meta["fact"].dtype, cast.meta["fact"].dtype) for cast in casts)
         changed = False

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fxamp.ir.text import show
 from fxamp.passes.fold_cast_chains import FoldCastChains
-from tests.passes.checks import check
+from fxamp.passes.verify import Verify
+from tests.passes.checks import check, prepared
 
 HALF = torch.ones(4, dtype=torch.bfloat16)
 
@@ -117,3 +119,18 @@ def test_with_a_gradient_a_chain_is_folded_only_if_nothing_else_is_added_to_it()
             return [%mul]
         """,
     )
+
+
+@torch.no_grad()
+def test_a_chain_on_slices_is_folded_before_casts_are_placed_apart() -> None:
+    """``x[i].float()`` for a linear layer: the pair would be parted by casting all of ``x`` once."""
+
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        h = torch.mm(x, w)
+        return torch.stack([h[index].float() @ w for index in range(3)])
+
+    module = prepared(Verify, function, torch.ones(3, 4), torch.ones(4, 4)).module
+    assert [line for line in show(module).splitlines() if " = to(" in line] == [
+        "%w_bf16: bf16[4, 4] = to(%w, bf16)",
+        "%x_bf16: bf16[3, 4] = to(%x, bf16)",
+    ]

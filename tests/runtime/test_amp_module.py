@@ -89,7 +89,9 @@ def test_training_and_evaluation_are_captured_apart_and_both_stay() -> None:
         amp.train(training)
         amp(IMAGES)
     assert len(amp.graph_modules) == 2
-    assert "dropout(%mean, 0.3, False)" in show(amp.graph_module)
+    assert "dropout" not in show(amp.graph_module)  # it is off: it gives its argument back
+    amp.train()(IMAGES)
+    assert "dropout(%mean, 0.3, True)" in show(amp.graph_module)
 
 
 def test_parameters_are_the_sources_and_names_are_unchanged() -> None:
