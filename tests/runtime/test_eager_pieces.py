@@ -120,7 +120,7 @@ def test_many_different_arguments_do_not_fill_the_memory() -> None:
 
 
 def test_a_fault_of_fxamp_warns_and_the_model_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: Any) -> None:
+    def broken(*args: Any, **kwargs: Any) -> None:
         raise KeyError("planted")
 
     monkeypatch.setattr(program_module, "lower", broken)
