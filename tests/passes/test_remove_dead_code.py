@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from textwrap import dedent
-
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -12,9 +10,8 @@ from torch.fx import Graph
 
 from fxamp.ir.operators import is_impure
 from fxamp.ir.regions import Region
-from fxamp.ir.text import show
 from fxamp.passes.remove_dead_code import RemoveDeadCode
-from tests.passes.checks import captured, check, prepared
+from tests.passes.checks import check, prepared
 
 
 def test_dead_operators_go_with_what_only_they_read() -> None:
@@ -62,16 +59,11 @@ def test_dropout_that_is_off_gives_its_argument_and_goes() -> None:
         h = F.dropout(F.alpha_dropout(F.feature_alpha_dropout(x, training=False), training=False), p=0.0)
         return F.dropout(h, training=False) * 2
 
-    dead = "%dropout" in show(captured(program, torch.ones(1, 4)).graph)
-    assert dead, "the calls are in the graph, and nothing reads them"
-    after = """
-        %x: f32[1, 4] = input
-        %mul: f32[1, 4] = mul(%x, 2)
-        return [%mul]
-    """
     module = prepared(RemoveDeadCode, program, torch.ones(1, 4)).module
+    dead = {node.name for node in module.graph.nodes if "dropout" in node.name and not node.users}
+    assert dead, "what gives its argument back is in the graph, and nothing reads it"
     RemoveDeadCode()(module)
-    assert show(module.graph) == dedent(after).strip()
+    assert dead.isdisjoint(node.name for node in module.graph.nodes)
 
 
 @pytest.mark.parametrize("p", [0.0, 0.5])
