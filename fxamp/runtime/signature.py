@@ -71,10 +71,9 @@ class Latest:
         self._modes = is_grad_enabled(), is_inference_mode_enabled(), get_default_dtype()
         self._training = watch.training() if watch is not None else ()
         self._hooks = watch.hooks() if watch is not None else ()
-        self._cells: Cells | None = None
+        self._kept: tuple[Cells, Route | None] | None = None  # one object: other threads change it
         self._read = program.tensors_of_same
         self._gathered = 0
-        self._route: Route | None = None
 
     def is_like(self, args: tuple[Any, ...], region: Region) -> bool:
         """Whether *args* and *region*, and the modes of torch, are as they were."""
@@ -98,9 +97,10 @@ class Latest:
             which the attributes are as they were, if that is known.
         """
         route = self.routes.current if self.routes is not None else None
-        if self._cells is not None and self._cells.are_same() and self._route is route:
+        kept = self._kept
+        if kept is not None and kept[1] is route and kept[0].are_same():
             return self._read(), route
-        self._cells = None
+        self._kept = None
         watch = self._watch
         if watch is not None and not (
             watch.intact() and watch.training() == self._training and watch.hooks() == self._hooks
@@ -122,4 +122,4 @@ class Latest:
             self._watch.gather(cells)
         for program in (self.program, *later):
             program.gather(cells)
-        self._cells, self._route = cells.close(), route
+        self._kept = cells.close(), route
