@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from fxamp.ir.blocks import is_source
 from fxamp.ir.facts import Fact, Facts, fact_of_node
 from fxamp.ir.memory import Memory
-from fxamp.ir.operators import is_composite, is_inplace
+from fxamp.ir.operators import is_composite, is_write
 from fxamp.ir.repeatable import is_repeatable
 from fxamp.ir.scalars import is_flushed, overflows, scalar_arguments
 
@@ -52,7 +52,7 @@ class FixedValues:
         while new := {memory.group(node) for node in graph.nodes if self._spoils(node)} - spoilt:
             spoilt |= new
             self.nodes = self._found(graph, sources, spoilt)
-        self._writes = [node for node in graph.nodes if node in self.nodes and _writes(node)]
+        self._writes = [node for node in graph.nodes if node in self.nodes and is_write(node)]
 
     def __contains__(self, node: Node) -> bool:
         return node in self.nodes
@@ -138,10 +138,6 @@ def _storages(node: Node) -> set[int]:
     """The memories of the fake tensors that were recorded for *node*; none where there is no record."""
     values = pytree.tree_leaves(node.meta.get("val"))
     return {value.untyped_storage()._cdata for value in values if isinstance(value, torch.Tensor)}
-
-
-def _writes(node: Node) -> bool:
-    return isinstance(node.target, OpOverload) and is_inplace(node.target)
 
 
 def _target(write: Node) -> Node:

@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
 from fxamp.ir.facts import fact_of_node
-from fxamp.ir.operators import arguments_in_order, is_inplace
+from fxamp.ir.operators import arguments_in_order, is_write
 from fxamp.passes.clean_up import CleanUp
 
 __all__ = ["FoldNoopMovement"]
@@ -34,7 +34,6 @@ _WHOLE: Mapping[object, str] = MappingProxyType({
     aten.detach.default:      "it always does",
 })
 # fmt: on
-_RESHAPE = ("aten::set_", "aten::resize_", "aten::resize_as_")
 
 
 @dataclass(frozen=True)
@@ -64,11 +63,11 @@ class FoldNoopMovement(CleanUp):
 
     def is_given_back(self, node: Node) -> bool:
         """Whether the caller may get the very tensor: as a result, or from an operator that writes to it."""
-        return any(user.op == "output" or _writes(user) for user in node.users)
+        return any(user.op == "output" or is_write(user) for user in node.users)
 
     def keeps_shapes(self, graph: Graph) -> bool:
         """Whether no operator changes the shape of a tensor that is there."""
-        return not any(_writes(node) and _reshapes(node) for node in graph.nodes)
+        return not any(map(_reshapes, graph.nodes))
 
 
 def _takes_all(node: Node) -> bool:
@@ -79,10 +78,5 @@ def _takes_all(node: Node) -> bool:
     return fact.shape == source.shape
 
 
-def _writes(node: Node) -> bool:
-    return isinstance(node.target, OpOverload) and is_inplace(node.target)
-
-
 def _reshapes(node: Node) -> bool:
-    assert isinstance(node.target, OpOverload)
-    return torch.Tag.inplace_view in node.target.tags or node.target.name().startswith(_RESHAPE)
+    return isinstance(node.target, OpOverload) and torch.Tag.inplace_view in node.target.tags

@@ -32,7 +32,7 @@ from torch.fx import Graph, Node
 from fxamp.ir.edits import note_edit
 from fxamp.ir.facts import Facts, fact_of_node
 from fxamp.ir.layouts import layout_of
-from fxamp.ir.operators import TO_DTYPE, is_inplace, is_to_dtype
+from fxamp.ir.operators import TO_DTYPE, is_to_dtype, is_write
 from fxamp.passes.base import Pass
 
 __all__ = ["FoldWeightCasts", "drop_switches", "is_cast_of_weight"]
@@ -76,7 +76,7 @@ class FoldWeightCasts(Pass):
 
     def run(self, graph: Graph) -> bool:
         changed = False
-        moves = _VIEWS if any(map(_writes, graph.nodes)) else _VIEWS | _COPIES
+        moves = _VIEWS if any(map(is_write, graph.nodes)) else _VIEWS | _COPIES
         for node in list(graph.nodes):
             if node.op == "get_attr" and node.target in self.weights and "rounded" not in node.meta:
                 changed |= _fold(graph, node, moves, contiguous=self.weights[str(node.target)])
@@ -86,10 +86,6 @@ class FoldWeightCasts(Pass):
 def is_cast_of_weight(node: Node) -> bool:
     """Whether *node* is a cast that autocast makes, to a low precision dtype."""
     return is_to_dtype(node) and "inserted" in node.meta and node.args[1] in (torch.float16, torch.bfloat16)
-
-
-def _writes(node: Node) -> bool:
-    return isinstance(node.target, OpOverload) and is_inplace(node.target)
 
 
 def _fold(graph: Graph, weight: Node, moves: frozenset[OpOverload], *, contiguous: bool) -> bool:

@@ -22,6 +22,7 @@ from torch.utils._sympy.printers import PythonPrinter
 from fxamp.capture.numbers import called, is_float, needed, number_text
 from fxamp.capture.symbols import SymbolicNumber
 from fxamp.errors import CaptureError
+from fxamp.ir.text import tuple_text
 
 __all__ = ["Extent", "Guard", "Opening", "shape_guard"]
 
@@ -169,7 +170,9 @@ def shape_guard(opening: Opening, env: ShapeEnv) -> Guard:
     return Guard(
         (*conditions, *outcomes),
         _compiled("holds(x)", [], reads, conditions, "False", "True"),
-        _compiled("bind(known, x)", list(opening.known), reads, conditions, "None", _names(symbols), lines),
+        _compiled(
+            "bind(known, x)", list(opening.known), reads, conditions, "None", tuple_text(symbols), lines
+        ),
         tuple((str(symbol), read) for read, symbol in reads),
     )
 
@@ -224,7 +227,7 @@ def _compiled(
     yes: str,
     decisions: Sequence[str] = (),
 ) -> Any:
-    lines = [f"    {_names(known)} = known"] if known else []
+    lines = [f"    {tuple_text(known)} = known"] if known else []
     lines += [f"    {symbol} = {read}" for read, symbol in reads]
     lines += [f"    if not ({condition}): return {no}" for condition in conditions]
     if decisions:  # a number may be too large for what was done with another one
@@ -234,7 +237,3 @@ def _compiled(
     scope: dict[str, Any] = {"math": math, "operator": operator}
     exec(compile(code, "<shape guard>", "exec"), scope)
     return scope[head.partition("(")[0]]
-
-
-def _names(symbols: Sequence[sympy.Symbol]) -> str:
-    return f"({', '.join(map(str, symbols))}{',' if len(symbols) == 1 else ''})"

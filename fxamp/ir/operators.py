@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -22,11 +23,14 @@ __all__ = [
     "is_impure",
     "is_inplace",
     "is_plain_cast",
+    "is_random",
     "is_to_dtype",
+    "is_write",
     "operator_name",
     "set_argument",
     "tensor_arguments",
     "written_arguments",
+    "written_values",
 ]
 
 TO_DTYPE = torch.ops.aten.to.dtype
@@ -42,17 +46,20 @@ WRITES_UNSAID = frozenset(
         "aten::_batch_norm_impl_index",
         "aten::batch_norm_gather_stats",
         "aten::batch_norm_gather_stats_with_counts",
+        "aten::batch_norm_update_stats",
     }
 )
 
 # They draw random numbers only where this argument is true.
-_SWITCHES = {
-    "aten::dropout": "train",
-    "aten::feature_dropout": "train",
-    "aten::alpha_dropout": "train",
-    "aten::feature_alpha_dropout": "train",
-    "aten::rrelu": "training",
-}
+_SWITCHES: Mapping[str, str] = MappingProxyType(
+    {
+        "aten::dropout": "train",
+        "aten::feature_dropout": "train",
+        "aten::alpha_dropout": "train",
+        "aten::feature_alpha_dropout": "train",
+        "aten::rrelu": "training",
+    }
+)
 
 
 def operator_name(target: object) -> str:
@@ -78,8 +85,14 @@ def is_inplace(target: OpOverload) -> bool:
 
 
 @cache
-def _is_random(target: OpOverload) -> bool:
+def is_random(target: OpOverload) -> bool:
+    """Whether torch marks the operator as one that draws random numbers."""
     return torch.Tag.nondeterministic_seeded in target.tags
+
+
+def is_write(node: Node) -> bool:
+    """Whether *node* calls an operator that writes to an argument, and says so."""
+    return isinstance(node.target, OpOverload) and is_inplace(node.target)
 
 
 def is_impure(node: Node) -> bool:
@@ -97,7 +110,7 @@ def is_impure(node: Node) -> bool:
 def _draws(node: Node) -> bool:
     """Whether a call draws random numbers: dropout that is off gives its argument back."""
     assert isinstance(node.target, OpOverload)
-    if not _is_random(node.target):
+    if not is_random(node.target):
         return False
     given = {argument.name: value for argument, value in arguments_in_order(node)}
     switch = _SWITCHES.get(node.target.name())
@@ -156,6 +169,11 @@ def written_arguments(
     target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[torch.Tensor]:
     """The tensors that a call of *target* writes to; of ``batch_norm`` the statistics that it updates."""
+    return [value for value in written_values(target, args, kwargs) if isinstance(value, torch.Tensor)]
+
+
+def written_values(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """As :func:`written_arguments`, for arguments of any kind, nodes say."""
     schema = target._schema
     unsaid = target.name() in WRITES_UNSAID
     if not schema.is_mutable and not unsaid:
@@ -163,11 +181,10 @@ def written_arguments(
     values = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | dict(kwargs)
     if unsaid and not values.get("training", values.get("use_input_stats", True)):
         return []
-    found: list[torch.Tensor] = []
+    found: list[Any] = []
     for argument in schema.arguments:
         written = argument.alias_info is not None and argument.alias_info.is_write
         if written or (unsaid and argument.name.startswith("running_")):
             value = values.get(argument.name)
-            items = value if isinstance(value, (list, tuple)) else [value]
-            found += [item for item in items if isinstance(item, torch.Tensor)]
+            found += value if isinstance(value, (list, tuple)) else [value]
     return found

@@ -14,6 +14,8 @@ from types import MappingProxyType
 import torch
 from torch._ops import OpOverload
 
+from fxamp.ir.operators import is_random
+
 __all__ = ["LEFT_OUT", "has_no_values", "is_repeatable", "may_draw"]
 
 _MEMORY = "its elements are what the memory held before"
@@ -89,7 +91,7 @@ def may_draw(target: object) -> bool:
     if not isinstance(target, OpOverload) or target.namespace != "aten":
         return getattr(target, "__module__", "") not in _PYTHON
     drops = LEFT_OUT.get(_name_of(target).removesuffix("_")) == _DROPS
-    return drops or torch.Tag.nondeterministic_seeded in target.tags
+    return drops or is_random(target)
 
 
 def _name_of(target: OpOverload) -> str:

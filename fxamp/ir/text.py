@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
@@ -10,7 +12,7 @@ from fxamp.ir.facts import Fact
 from fxamp.ir.operators import operator_name
 from fxamp.ir.region_code import is_named
 
-__all__ = ["show"]
+__all__ = ["show", "tuple_text"]
 
 
 def show(graph: Graph | GraphModule) -> str:
@@ -29,6 +31,11 @@ def show(graph: Graph | GraphModule) -> str:
         if isinstance(child, GraphModule):
             lines.append(f"{name}:\n" + "\n".join(f"    {line}" for line in show(child).splitlines()))
     return "\n".join(lines)
+
+
+def tuple_text(items: Sequence[object]) -> str:
+    """Python's text of the tuple of what *items* are the texts of: ``(a, b)``, ``(a,)``, ``()``."""
+    return f"({', '.join(map(str, items))}{',' if len(items) == 1 else ''})"
 
 
 def _line(node: Node) -> str:

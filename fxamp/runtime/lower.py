@@ -22,6 +22,7 @@ from fxamp.capture.recorder import set_grad_enabled
 from fxamp.ir.blocks import is_block, is_source
 from fxamp.ir.operators import TO_DTYPE
 from fxamp.ir.regions import Region, run_in_region, runner_in_region
+from fxamp.ir.text import tuple_text
 from fxamp.ir.where import Where
 from fxamp.runtime.cast_scope import CastScope
 from fxamp.runtime.direct_call import direct_call
@@ -114,7 +115,7 @@ class _Writer:
             if dead and node.op != "output":
                 self.lines.append(f"del {', '.join(dead)}")
         arguments = ((inputs, "inputs"), (tensors, "tensors"))
-        head = [f"{_tuple(names)} = {source}" for names, source in arguments if names]
+        head = [f"{tuple_text(names)} = {source}" for names, source in arguments if names]
         head += ["inputs.clear()"] if self.consumes and inputs else []
         body = self._body()
         before = 2 + len(head) + (0 if body is self.lines else 2)  # lines are counted from 1
@@ -199,7 +200,7 @@ class _Writer:
         if isinstance(value, Node):
             return self.names[value]
         if isinstance(value, tuple):
-            return _tuple([self._text(item) for item in value])
+            return tuple_text([self._text(item) for item in value])
         if isinstance(value, list):
             return f"[{', '.join(self._text(item) for item in value)}]"
         if value is None or type(value) in (bool, int, str):
@@ -240,10 +241,6 @@ def _kind(node: Node) -> Any:
     if node.meta.get("fact") is not None:
         return torch.Tensor
     return float if isinstance(node.meta.get("number"), torch.SymFloat) else int
-
-
-def _tuple(names: Sequence[str]) -> str:
-    return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
 
 
 def _last_uses(graph: Graph) -> dict[Node, list[Node]]:

@@ -20,6 +20,7 @@ from fxamp.capture.recorder import set_grad_enabled
 from fxamp.capture.structure import Spec
 from fxamp.ir.regions import run_in_region
 from fxamp.ir.repeatable import may_draw
+from fxamp.ir.text import tuple_text
 from fxamp.runtime.likeness import describe
 from fxamp.runtime.program import Inputs, Program
 from fxamp.runtime.undo import Undo
@@ -136,13 +137,13 @@ class _Writer:
         self._saves = any(map(_has_effects, path[:-1]))
 
     def write(self) -> str:
-        self._add(f"{_tuple(self._values)} = x" if self._values else "")
+        self._add(f"{tuple_text(self._values)} = x" if self._values else "")
         self._add("undo = Undo()" if self._saves else "undo = None")
-        self._add(f"n = {self._call('bind', 0, self._path[0].guard.bind)}((), x)")
+        self._add(f"n = {self._named('bind0', self._path[0].guard.bind)}((), x)")
         for index, key in enumerate(self._keys):
             self._add_segment(index)
             self._add_way_on(index, key)
-        last = self._call("last", "", self._path[-1].run)
+        last = self._named("last", self._path[-1].run)
         self._add(f"given = {self._gather(self._path[-1].inputs)}")
         self._drop(range(len(self._values)))
         self._add(f"return {last}(given, t, call)")
@@ -158,19 +159,19 @@ class _Writer:
         if any(program.written):
             inputs, tensors = program.written
             written = [self._name(program.inputs[each]) for each in inputs] + [f"t[{i}]" for i in tensors]
-            self._add(f"undo.save({_tuple(written)})")
-        outputs = [f"v{len(self._values) + offset}" for offset in range(_count(program))]
+            self._add(f"undo.save({tuple_text(written)})")
+        outputs = [f"v{len(self._values) + offset}" for offset in range(len(program.positions))]
         code = program.code.run if program.packed is None else program.outputs
-        run = self._call("segment", index, code)
+        run = self._named(f"segment{index}", code)
         self._drop(each for each in program.dropped if each < len(self._values))
-        self._add(f"{_tuple(outputs)} = {run}(given, t)" if outputs else f"{run}(given, t)")
+        self._add(f"{tuple_text(outputs)} = {run}(given, t)" if outputs else f"{run}(given, t)")
         self._values += outputs
         self._drop(program.dropped)
         operator = program.operator
-        read = (
-            f"{self._call('tensors', f'of_operator{index}', operator.tensors)}()" if operator.reads else "()"
-        )
-        run = self._call("operator", index, operator.code.run)
+        read = "()"
+        if operator.reads:
+            read = f"{self._named(f'tensors_of_operator{index}', operator.tensors)}()"
+        run = self._named(f"operator{index}", operator.code.run)
         self._add(f"a{index} = {run}({self._gather(operator.inputs)}, {read})[0]")
 
     def _drop(self, values: Iterable[int]) -> None:
@@ -193,11 +194,13 @@ class _Writer:
         if tests:
             self._add(f"if not ({' and '.join(tests)}): {leave}")
         following = self._path[index + 1]
-        self._add(f"m = {self._call('bind', index + 1, following.guard.bind)}(n, {_tuple(leaves)})")
+        bind = self._named(f"bind{index + 1}", following.guard.bind)
+        self._add(f"m = {bind}(n, {tuple_text(leaves)})")
         self._add(f"if m is None: {leave}")
         if following.rests_on_model:
-            same = self._call("same", index + 1, following.tensors_of_same)
-            self._add(f"t = {same}() if held else {self._call('tensors', index + 1, following.tensors)}()")
+            same = self._named(f"same{index + 1}", following.tensors_of_same)
+            tensors = self._named(f"tensors{index + 1}", following.tensors)
+            self._add(f"t = {same}() if held else {tensors}()")
             self._add(f"if t is None: {leave}")
         else:
             self._add("t = ()")
@@ -213,16 +216,15 @@ class _Writer:
         parts = [
             self._take_apart(part, f"{name}[{index}]", leaves, leave) for index, part in enumerate(spec[1])
         ]
-        return _tuple(parts)
+        return tuple_text(parts)
 
     def _test(self, name: str, kind: Any) -> str:
         if isinstance(kind, type):
             return f"type({name}) is {kind.__name__}"
-        known = self._call("kind", len(self.scope), kind)
+        known = self._named(f"kind{len(self.scope)}", kind)
         return f"type({name}) is {known}[-1] and describe({name}) == {known}"
 
-    def _call(self, what: str, index: int | str, value: Any) -> str:
-        name = f"{what}{index}" if isinstance(index, int) else f"{what}_{index}".rstrip("_")
+    def _named(self, name: str, value: Any) -> str:
         self.scope[name] = value
         return name
 
@@ -234,20 +236,9 @@ class _Writer:
         return f"n[{index}]" if is_number else self._values[index]
 
 
-def _count(program: Program) -> int:
-    """How many values *program* hands on."""
-    output = next(iter(reversed(program.module.graph.nodes)))
-    given: Any = output.args[0]
-    return len(given)
-
-
 def _has_effects(program: Program) -> bool:
     """Whether a segment writes to anything that was there before it, or may draw random numbers."""
     nodes = [node for module in program.modules() for node in module.graph.nodes]
     calls = [node for node in nodes if node.op not in _NO_CALLS and node.target is not set_grad_enabled]
     called = [node.args[1] if node.target is run_in_region else node.target for node in calls]
     return any(program.written) or any(map(may_draw, called))
-
-
-def _tuple(names: Sequence[str]) -> str:
-    return f"({', '.join(names)}{',' if len(names) == 1 else ''})"

@@ -217,8 +217,7 @@ class Runner:
     def _run_segments(self, walk: Walk, go: Callable[[], Any], call: _Call) -> Any:
         """Run a call that reads values; if it takes a way that cannot be captured, begin again eagerly."""
         try:
-            with CastScope():
-                result = go()
+            result = go()
         except CaptureError as error:
             walk.undo()
             result = self._run_eagerly(call.key, *call.given, call.region)

@@ -9,6 +9,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
+from fxamp.ir.operators import written_values
 from fxamp.ir.regions import run_in_region
 
 __all__ = ["Undo", "written"]
@@ -60,21 +61,7 @@ def _targets(node: Node) -> list[Any]:
         return []
     if not isinstance(called, OpOverload):
         return list(node.all_input_nodes) if getattr(called, "__module__", "").startswith("fxamp") else []
-    values = dict(zip((argument.name for argument in called._schema.arguments), args, strict=False))
-    values |= node.kwargs
-    found: list[Any] = []
-    for argument in called._schema.arguments:
-        aliased = argument.alias_info is not None and argument.alias_info.is_write
-        if aliased or (argument.name.startswith("running_") and not _only_reads(values)):
-            value = values.get(argument.name)
-            found += value if isinstance(value, (list, tuple)) else [value]
-    return found
-
-
-def _only_reads(values: dict[str, Any]) -> bool:
-    """Whether a normalization leaves its statistics alone, to which it may write whatever its schema says."""
-    flags = [values[name] for name in ("training", "use_input_stats") if name in values]
-    return flags == [False]
+    return written_values(called, args, node.kwargs)
 
 
 def _storage(node: Any) -> list[int]:

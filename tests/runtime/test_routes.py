@@ -21,6 +21,7 @@ import fxamp
 from fxamp.runtime import runner as runner_module
 from fxamp.runtime.route import Route
 from fxamp.runtime.walk import Walk
+from tests.counts import Counts
 from tests.live_bytes import LiveBytes
 from tests.models import autocast, equal
 
@@ -267,24 +268,15 @@ def test_weights_are_cast_once_in_a_call_with_or_without_a_route() -> None:
             h: Tensor = self.layer(x)
             return functional.relu(self.layer(h)) if x[0, 0] > 0 else h
 
-    class Casts(TorchDispatchMode):
-        count = 0
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            result = func(*args, **(kwargs or {}))
-            is_cast = func.name().partition(".")[0] in ("aten::_to_copy", "aten::to")
-            self.count += is_cast and result.dtype is _LOW and args[0].dtype is torch.float32
-            return result
-
     pair = Pair(Twice())
     for seed in range(4):
         pair.call(rows([True], seed))
-    ours, theirs = Casts(), Casts()  # type: ignore[no-untyped-call]
-    with ours:
+    with Counts(pair.ours.parameters()) as ours:
         pair.amp(rows([True]))
-    with theirs, autocast(_LOW):
+    with Counts(pair.theirs.parameters()) as theirs, autocast(_LOW):
         pair.theirs(rows([True]))
-    assert ours.count == theirs.count == 3
+    assert ours.casts == theirs.casts == 3
+    assert ours.weight_casts == theirs.weight_casts == 2
 
 
 def test_gradients_of_calls_on_a_route_are_those_of_eager() -> None:
